@@ -1,0 +1,231 @@
+"""CIR's networks in Stable-Baselines3's shape: critic, actor, and the three policies."""
+
+import math
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.sac.policies import Actor, SACPolicy
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_cir.networks import UShapeCritic
+
+
+class CIRCritic(ContinuousCritic):
+    """
+    All of CIR's critics in one module; called, it returns one ``(batch, 1)`` tensor for each, like any SB3 critic.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param net_arch: Width of each down-sampling layer, all equal (paper: ``[512, 512]``).
+    :param features_extractor: Network to extract features
+    :param features_dim: Number of features
+    :param normalize_images: Whether to divide images by 255
+    :param n_critics: Number of critics
+    :param share_features_extractor: Whether the features extractor is the actor's; it then learns from the actor's loss
+        alone
+    :param avg_r_norm_coef: c of AvgRNorm
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        net_arch: list[int],
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        normalize_images: bool = True,
+        n_critics: int = 2,
+        share_features_extractor: bool = True,
+        avg_r_norm_coef: float = 0.1,
+    ):
+        # No network of SB3's own: the stacked one below takes their place.
+        super().__init__(
+            observation_space,
+            action_space,
+            net_arch,
+            features_extractor,
+            features_dim,
+            normalize_images=normalize_images,
+            n_critics=0,
+            share_features_extractor=share_features_extractor,
+        )
+        self.n_critics = n_critics
+        in_features = features_dim + get_action_dim(action_space)
+        self.q_network = UShapeCritic(n_critics, in_features, net_arch, avg_r_norm_coef)
+
+    def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :return: Features and actions side by side, ``(batch, features_dim + n_actions)``.
+        """
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        return th.cat([features, actions], dim=1)
+
+    def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+        return tuple(self.q_network(self.network_input(obs, actions)).unbind(dim=0))
+
+    def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        return self.forward(obs, actions)[0]
+
+    def saturation(self, obs: PyTorchObs, actions: th.Tensor, threshold: float = 0.97) -> th.Tensor:
+        """
+        Share of the constrained input's units that tanh has flattened, where hardly any gradient passes: CIR's own
+        failure mode.
+
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :param threshold: A unit counts as saturated above this absolute value.
+        :return: Scalar in [0, 1]
+        """
+        with th.no_grad():
+            constrained = self.q_network.constrain(self.network_input(obs, actions))
+            return (constrained.abs() > threshold).float().mean()
+
+
+class ExactSquashedGaussian(SquashedDiagGaussianDistribution):
+    """
+    A Gaussian squashed by tanh with the exact log-probability.
+
+    SB3's ``log(1 - a^2 + 1e-6)`` levels off where actions saturate; the identity
+    ``log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))`` does not.
+    """
+
+    def log_prob(self, actions: th.Tensor, gaussian_actions: th.Tensor | None = None) -> th.Tensor:
+        """
+        :param actions: ``(batch, n_actions)``, in (-1, 1)
+        :param gaussian_actions: The same before tanh; recovered from ``actions`` when not given.
+        :return: ``(batch,)``
+        """
+        if gaussian_actions is None:
+            # The largest float32 below 1: tanh rounds to 1 beyond |u| = 9, and atanh(1) is infinite.
+            limit = 1 - th.finfo(actions.dtype).eps / 2
+            gaussian_actions = th.atanh(actions.clamp(-limit, limit))
+        log_prob = DiagGaussianDistribution.log_prob(self, gaussian_actions)
+        return log_prob - log_tanh_derivative(gaussian_actions).sum(dim=1)
+
+    def log_prob_from_params(self, mean_actions: th.Tensor, log_std: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """
+        Sample an action, with its log-probability from the noise that made it (no ``torch.distributions``: its checks read
+        values back from the device).
+
+        :param mean_actions: ``(batch, n_actions)``, before tanh
+        :param log_std: The same shape
+        :return: Actions ``(batch, n_actions)`` and log-probabilities ``(batch,)``
+        """
+        noise = th.randn_like(mean_actions)
+        gaussian_actions = mean_actions + log_std.exp() * noise
+        gaussian_log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        log_prob = (gaussian_log_prob - log_tanh_derivative(gaussian_actions)).sum(dim=1)
+        return th.tanh(gaussian_actions), log_prob
+
+
+def log_tanh_derivative(x: th.Tensor) -> th.Tensor:
+    """
+    ``log(1 - tanh(x)^2)``, exact for any x.
+
+    :param x: Any shape
+    :return: The same shape
+    """
+    return 2 * (math.log(2) - x - F.softplus(-2 * x))
+
+
+class CIRActor(Actor):
+    """SAC's actor with the exact log-probability. With gSDE the distribution stays SB3's."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if not self.use_sde:
+            self.action_dist = ExactSquashedGaussian(get_action_dim(self.action_space))  # type: ignore[assignment]
+
+
+class CIRPolicy(SACPolicy):
+    """
+    Policy with SAC's actor and CIR's critic. Also serves SB3's own SAC: ``SAC(CIRPolicy, env)``.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule
+    :param net_arch: ``dict(pi=[...], qf=[...])``: hidden layers of the actor's MLP, and the width of each of the critic's
+        down-sampling layers (all equal). One list serves both. Default: the paper's ``[512, 512]``.
+    :param avg_r_norm_coef: c of AvgRNorm (section 5.1)
+    :param kwargs: What else SB3's ``SACPolicy`` takes. ``activation_fn`` is the actor's; the critic's is always elu.
+    :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, or if c is not positive.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        *,
+        avg_r_norm_coef: float = 0.1,
+        **kwargs: Any,
+    ):
+        if kwargs.get("n_critics", 2) < 1:
+            raise ValueError(f"n_critics={kwargs['n_critics']}: at least 1 critic is needed.")
+        if not avg_r_norm_coef > 0:
+            raise ValueError(f"avg_r_norm_coef={avg_r_norm_coef}: it must be positive (paper: 0.1).")
+        self.avg_r_norm_coef = avg_r_norm_coef
+        if net_arch is None:
+            net_arch = dict(pi=[512, 512], qf=[512, 512])
+        super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
+        return CIRActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        del kwargs["activation_fn"]
+        return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            **super()._get_constructor_parameters(),
+            "avg_r_norm_coef": self.avg_r_norm_coef,
+            # SB3 leaves this one out, so a policy saved with a shared extractor came back with two.
+            "share_features_extractor": self.share_features_extractor,
+        }
+
+
+MlpPolicy = CIRPolicy
+
+
+class CnnPolicy(CIRPolicy):
+    """:class:`CIRPolicy` for images, with SB3's ``NatureCNN`` as the default features extractor."""
+
+    def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any):
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+
+
+class FlattenFrom0d(nn.Flatten):
+    """``nn.Flatten`` that takes a batch of scalars too, as a column: ``(batch,)`` to ``(batch, 1)``."""
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return x.reshape(x.shape[0], -1)
+
+
+class DictExtractor(CombinedExtractor):
+    """SB3's ``CombinedExtractor`` for Dict spaces that also have 0-d entries, as dm_control's do."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for key, extractor in self.extractors.items():
+            if isinstance(extractor, nn.Flatten):
+                self.extractors[key] = FlattenFrom0d()
+
+
+class MultiInputPolicy(CIRPolicy):
+    """:class:`CIRPolicy` for Dict observations."""
+
+    def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = DictExtractor, **kwargs: Any):
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
