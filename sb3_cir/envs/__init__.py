@@ -1,0 +1,45 @@
+"""Environments: their Gymnasium ids, and the paper's protocol. No simulator is imported before an environment is made."""
+
+import difflib
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from sb3_cir.envs.placeholders import register_placeholders
+from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, DMC_OTHER, dmc_id
+from sb3_cir.envs.wrappers import ActionRepeat, FlatFloat32, paper_protocol
+
+__all__ = ["ActionRepeat", "FlatFloat32", "make", "paper_protocol", "register"]
+
+
+def _dmc_spec(task: str) -> EnvSpec:
+    domain, name = task.split("-")
+    return EnvSpec(dmc_id(task), entry_point="sb3_cir.envs.dm_control:load", kwargs={"domain": domain, "task": name})
+
+
+def register() -> None:
+    """Make the ids known to Gymnasium; those that another package has registered already stay that package's."""
+    register_placeholders("shimmy", [_dmc_spec(task) for task in (*DMC_EASY_MEDIUM, *DMC_HARD, *DMC_OTHER)])
+
+
+def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, Any]:
+    """
+    Make an environment by the paper's protocol: on dm_control a flat float32 observation, action repeat 2 with summed
+    rewards, and the time limit as truncation. Elsewhere only Dict observations are flattened.
+
+    :param env_id: A Gymnasium id, e.g. ``dm_control/walker-walk-v0``
+    :param seed: Seed of the environment and its action space
+    :param kwargs: Passed on to ``gymnasium.make``
+    :return: The environment
+    :raises ValueError: If there is no such id; the message has the nearest one.
+    :raises ImportError: If the id's package is missing; the message has the pip command.
+    """
+    if ":" not in env_id and env_id not in gym.registry:
+        nearest = difflib.get_close_matches(env_id, gym.registry, n=1, cutoff=0)
+        raise ValueError(f"There is no environment {env_id!r}. Did you mean {nearest[0]!r}?")
+    env = paper_protocol(gym.make(env_id, **kwargs))
+    if seed is not None:
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+    return env

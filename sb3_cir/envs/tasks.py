@@ -1,0 +1,68 @@
+"""The paper's tasks, as data (imports nothing)."""
+
+DMC_EASY_MEDIUM = (
+    "acrobot-swingup",
+    "cartpole-balance",
+    "cartpole-balance_sparse",
+    "cartpole-swingup",
+    "cartpole-swingup_sparse",
+    "cheetah-run",
+    "finger-spin",
+    "finger-turn_easy",
+    "finger-turn_hard",
+    "fish-swim",
+    "hopper-hop",
+    "hopper-stand",
+    "pendulum-swingup",
+    "quadruped-run",
+    "quadruped-walk",
+    "reacher-easy",
+    "reacher-hard",
+    "walker-run",
+    "walker-stand",
+    "walker-walk",
+)
+DMC_HARD = (
+    "dog-run",
+    "dog-stand",
+    "dog-trot",
+    "dog-walk",
+    "humanoid-run",
+    "humanoid-stand",
+    "humanoid-walk",
+)
+# What else shimmy registers of the suite.
+DMC_OTHER = (
+    "acrobot-swingup_sparse",
+    "ball_in_cup-catch",
+    "cartpole-three_poles",
+    "cartpole-two_poles",
+    "dog-fetch",
+    "fish-upright",
+    "humanoid-run_pure_state",
+    "humanoid_CMU-run",
+    "humanoid_CMU-stand",
+    "humanoid_CMU-walk",
+    "lqr-lqr_2_1",
+    "lqr-lqr_6_2",
+    "manipulator-bring_ball",
+    "manipulator-bring_peg",
+    "manipulator-insert_ball",
+    "manipulator-insert_peg",
+    "point_mass-easy",
+    "point_mass-hard",
+    "quadruped-escape",
+    "quadruped-fetch",
+    "stacker-stack_2",
+    "stacker-stack_4",
+    "swimmer-swimmer15",
+    "swimmer-swimmer6",
+)
+
+
+def dmc_id(task: str) -> str:
+    """
+    :param task: ``<domain>-<task>``
+    :return: Its Gymnasium id
+    """
+    return f"dm_control/{task}-v0"

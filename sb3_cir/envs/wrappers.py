@@ -1,0 +1,64 @@
+"""The paper's protocol as Gymnasium wrappers."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """
+    Take each action several times and sum the rewards; stop early where the episode ends.
+
+    :param env: The environment to wrap
+    :param repeat: Simulator steps for one step of the agent
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], repeat: int = 2):
+        gym.utils.RecordConstructorArgs.__init__(self, repeat=repeat)
+        super().__init__(env)
+        self.repeat = repeat
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        total = 0.0
+        for _ in range(self.repeat):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info
+
+
+class FlatFloat32(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Any observation as one flat float32 vector: float64 would double the replay buffer."""
+
+    def __init__(self, env: gym.Env[Any, Any]):
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        flat = spaces.flatten_space(env.observation_space)
+        assert isinstance(flat, spaces.Box)
+        self.observation_space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)
+
+
+# By the start of the id. The paper's tables count steps of the simulator, not of the agent.
+ACTION_REPEAT = {"dm_control/": 2}
+
+
+def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """
+    The paper's protocol: on dm_control flat float32 observations and every action taken twice.
+
+    Elsewhere only Dict observations are flattened, and an environment with a Box stays as it is.
+
+    :param env: The environment as ``gymnasium.make`` makes it
+    :return: The wrapped environment
+    """
+    env_id = "" if env.spec is None else env.spec.id
+    for start, repeat in ACTION_REPEAT.items():
+        if env_id.startswith(start):
+            return FlatFloat32(ActionRepeat(env, repeat))
+    return FlatFloat32(env) if isinstance(env.observation_space, spaces.Dict) else env
