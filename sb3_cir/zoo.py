@@ -1,0 +1,104 @@
+"""CIR in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file alone knows rl_zoo3."""
+
+import functools
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_cir.cir import CIR
+from sb3_cir.zoo_hook import MODULES
+
+ALGOS: dict[str, type[BaseAlgorithm]] = {"cir": CIR}
+
+# In a wheel the folder lies inside the package, in a checkout beside it.
+_PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
+HYPERPARAMS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
+
+
+def register() -> None:
+    """Make CIR known to RL Zoo in this process; an installed package has done it already (see ``zoo_hook.py``)."""
+    for name in MODULES:
+        amend(importlib.import_module(name))
+
+
+def amend(module: ModuleType) -> None:
+    """
+    Add what CIR needs to one of RL Zoo's modules.
+
+    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.exp_manager`` and ``rl_zoo3.hyperparams_opt``
+    """
+    if module.__name__ == "rl_zoo3.utils":
+        module.ALGOS.update(ALGOS)
+    elif module.__name__ == "rl_zoo3.hyperparams_opt":
+        module.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, module)
+        module.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
+    else:
+        _find_our_yaml(module.ExperimentManager)
+
+
+def _find_our_yaml(manager: type) -> None:
+    """RL Zoo looks for ``<algo>.yml`` in its own folder; for our algorithms ours is meant."""
+    init = manager.__init__  # type: ignore[misc]
+    if hasattr(init, "__wrapped__"):
+        return
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def with_our_yaml(*args: Any, **kwargs: Any) -> None:
+        arguments = signature.bind(*args, **kwargs).arguments
+        if arguments.get("config") is None and arguments["algo"] in ALGOS:
+            arguments["config"] = str(HYPERPARAMS / f"{arguments['algo']}.yml")
+        init(**arguments)
+
+    manager.__init__ = with_our_yaml  # type: ignore[misc]
+
+
+def sample_cir_params(
+    zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]
+) -> dict[str, Any]:
+    """
+    CIR's search space for ``-optimize``: what the paper's parameter studies vary, and SAC's usual ones around them.
+
+    :param zoo: RL Zoo's ``hyperparams_opt``
+    :param trial: The Optuna trial
+    :param n_actions: Size of the action
+    :param n_envs: Number of environments
+    :param additional_args: Whether a ``HerReplayBuffer`` is used, and its arguments
+    :return: Arguments for CIR
+    """
+    sampled = {
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
+        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
+        "batch_size_pow": trial.suggest_int("batch_size_pow", 5, 10),
+        "tau": trial.suggest_float("tau", 0.001, 0.05, log=True),
+        "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
+        "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
+        "width": trial.suggest_categorical("width", [128, 256, 512]),
+        "depth": trial.suggest_int("depth", 1, 3),
+        "avg_r_norm_coef": trial.suggest_float("avg_r_norm_coef", 0.01, 1.0, log=True),
+    }
+    if additional_args["using_her_replay_buffer"]:
+        sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
+    params = convert_cir_params(sampled)
+    for name in ("gamma", "batch_size"):
+        trial.set_user_attr(name, params[name])
+    return params
+
+
+def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled: A trial's values, by the names in :func:`sample_cir_params`
+    :return: Arguments for CIR
+    """
+    params = dict(sampled)
+    width = params.pop("width")
+    params["gamma"] = 1 - params.pop("one_minus_gamma")
+    params["batch_size"] = 2 ** params.pop("batch_size_pow")
+    params["policy_kwargs"] = dict(
+        net_arch=dict(pi=[width, width], qf=[width] * params.pop("depth")), avg_r_norm_coef=params.pop("avg_r_norm_coef")
+    )
+    return params
