@@ -10,7 +10,6 @@ from typing import Any
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir.cir import CIR
-from sb3_cir.zoo_hook import MODULES
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {"cir": CIR}
 
@@ -21,7 +20,7 @@ HYPERPARAMS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 
 def register() -> None:
     """Make CIR known to RL Zoo in this process; an installed package has done it already (see ``zoo_hook.py``)."""
-    for name in MODULES:
+    for name in _AMENDMENTS:
         amend(importlib.import_module(name))
 
 
@@ -29,20 +28,24 @@ def amend(module: ModuleType) -> None:
     """
     Add what CIR needs to one of RL Zoo's modules.
 
-    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.exp_manager`` and ``rl_zoo3.hyperparams_opt``
+    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt`` and ``rl_zoo3.exp_manager``
     """
-    if module.__name__ == "rl_zoo3.utils":
-        module.ALGOS.update(ALGOS)
-    elif module.__name__ == "rl_zoo3.hyperparams_opt":
-        module.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, module)
-        module.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
-    else:
-        _find_our_yaml(module.ExperimentManager)
+    _AMENDMENTS[module.__name__](module)
 
 
-def _find_our_yaml(manager: type) -> None:
+def _add_algorithms(utils: ModuleType) -> None:
+    utils.ALGOS.update(ALGOS)
+
+
+def _add_search_space(hyperparams_opt: ModuleType) -> None:
+    hyperparams_opt.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, hyperparams_opt)
+    hyperparams_opt.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
+
+
+def _find_our_yaml(exp_manager: ModuleType) -> None:
     """RL Zoo looks for ``<algo>.yml`` in its own folder; for our algorithms ours is meant."""
-    init = manager.__init__  # type: ignore[misc]
+    manager = exp_manager.ExperimentManager
+    init = manager.__init__
     if hasattr(init, "__wrapped__"):
         return
     signature = inspect.signature(init)
@@ -54,7 +57,14 @@ def _find_our_yaml(manager: type) -> None:
             arguments["config"] = str(HYPERPARAMS / f"{arguments['algo']}.yml")
         init(**arguments)
 
-    manager.__init__ = with_our_yaml  # type: ignore[misc]
+    manager.__init__ = with_our_yaml
+
+
+_AMENDMENTS = {
+    "rl_zoo3.utils": _add_algorithms,
+    "rl_zoo3.hyperparams_opt": _add_search_space,
+    "rl_zoo3.exp_manager": _find_our_yaml,
+}
 
 
 def sample_cir_params(
