@@ -74,7 +74,7 @@ def main() -> None:
         sys.exit("Training failed; what it printed above says why.")
     run = OUT / "logs" / "cir" / "dm_control-cartpole-balance-v0_1"
 
-    model = CIR.load(run / "dm_control-cartpole-balance-v0", buffer_size=1)
+    model = CIR.load(run / "dm_control-cartpole-balance-v0.zip", buffer_size=1)
     mean, std = evaluate_policy(model, envs.make(ENV_ID, seed=1), n_eval_episodes=10, deterministic=True, warn=False)
     print(f"Deterministic return over 10 episodes: {mean:.1f} ± {std:.1f} (of 1000)")
 
