@@ -47,9 +47,8 @@ def draw_learning_curve(evaluations: Path, picture: Path) -> None:
     axes.fill_between(steps, mean - std, mean + std, alpha=0.2, linewidth=0)
     axes.axvline(5_000, color="grey", linestyle=":", linewidth=1)
     axes.annotate("learning starts", (5_000, 20), xytext=(4, 0), textcoords="offset points", color="grey", fontsize=8)
-    axes.set(
-        title=f"CIR on {ENV_ID}", xlabel="simulator steps", ylabel=f"return (mean ± std of {returns.shape[1]} episodes)", ylim=0
-    )
+    episodes = returns.shape[1]
+    axes.set(title=f"CIR on {ENV_ID}", xlabel="simulator steps", ylabel=f"return (mean ± std of {episodes} episodes)", ylim=0)
     figure.savefig(picture, dpi=150)
 
 

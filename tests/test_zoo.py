@@ -114,7 +114,8 @@ def test_wheel(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, source / name)
     run("-m", "venv", "--without-pip", str(tmp_path / "venv"), cwd=tmp_path)
     python = str(tmp_path / "venv" / "bin" / "python")
-    site_packages = Path(run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path, python=python).strip())
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site_packages = Path(run("-c", ask, cwd=tmp_path, python=python).strip())
     # What the wheel needs is taken from this environment; this environment's own .pth files are not read from there.
     (site_packages / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
     before = set(site_packages.iterdir())
