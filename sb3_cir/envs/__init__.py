@@ -6,8 +6,17 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from sb3_cir.envs.humanoid_bench import repair_imported
 from sb3_cir.envs.placeholders import register_placeholders
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, DMC_OTHER, dmc_id
+from sb3_cir.envs.tasks import (
+    DMC_EASY_MEDIUM,
+    DMC_HARD,
+    DMC_OTHER,
+    HUMANOID_BENCH,
+    HUMANOID_BENCH_WIDER,
+    dmc_id,
+    humanoid_bench_id,
+)
 from sb3_cir.envs.wrappers import ActionRepeat, FlatFloat32, paper_protocol
 
 __all__ = ["ActionRepeat", "FlatFloat32", "make", "paper_protocol", "register"]
@@ -18,15 +27,31 @@ def _dmc_spec(task: str) -> EnvSpec:
     return EnvSpec(dmc_id(task), entry_point="sb3_cir.envs.dm_control:load", kwargs={"domain": domain, "task": name})
 
 
+def _humanoid_bench_spec(task: str) -> EnvSpec:
+    robot, name = task.split("-")
+    return EnvSpec(
+        humanoid_bench_id(task),
+        entry_point="sb3_cir.envs.humanoid_bench:load",
+        max_episode_steps=1000,
+        kwargs={"robot": robot, "task": name},
+    )
+
+
 def register() -> None:
-    """Make the ids known to Gymnasium; those that another package has registered already stay that package's."""
+    """
+    Make the ids known to Gymnasium. Those of dm_control that shimmy has registered already stay shimmy's; HumanoidBench's
+    are ours even then, since its own fail on today's MuJoCo and need a renderer to train.
+    """
     register_placeholders("shimmy", [_dmc_spec(task) for task in (*DMC_EASY_MEDIUM, *DMC_HARD, *DMC_OTHER)])
+    register_placeholders(
+        "humanoid_bench", [_humanoid_bench_spec(task) for task in (*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER)], repair_imported
+    )
 
 
 def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, Any]:
     """
-    Make an environment by the paper's protocol: on dm_control a flat float32 observation, action repeat 2 with summed
-    rewards, and the time limit as truncation. Elsewhere only Dict observations are flattened.
+    Make an environment by the paper's protocol: on dm_control and HumanoidBench a flat float32 observation, action repeat
+    2 with summed rewards, and the time limit as truncation. Elsewhere only Dict observations are flattened.
 
     :param env_id: A Gymnasium id, e.g. ``dm_control/walker-walk-v0``
     :param seed: Seed of the environment and its action space

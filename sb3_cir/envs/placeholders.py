@@ -1,9 +1,9 @@
 """Ids of packages that are slow to import, known to Gymnasium before the package is."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -11,32 +11,59 @@ from gymnasium.envs.registration import EnvSpec
 
 class _Retreat:
     """
-    A finder that finds nothing: it takes our ids back when the package that owns them is about to be imported, so that its
-    own registration meets no earlier one (Gymnasium warns of those).
+    A finder that takes our ids back while the package that owns them is imported, so that its own registration meets no
+    earlier one (Gymnasium warns of those). A mere look for the package, or an import that fails, leaves them in place.
     """
 
-    def __init__(self, package: str, specs: list[EnvSpec]):
+    def __init__(self, package: str, specs: list[EnvSpec], after: Callable[[], object] | None):
         self.package = package
         self.specs = specs
+        self.after = after
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        if name == self.package:
-            sys.meta_path.remove(self)
-            for spec in self.specs:
-                if gym.registry.get(spec.id) is spec:
-                    del gym.registry[spec.id]
-        return None
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.package:
+            return None
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                for ours in self.specs:
+                    if gym.registry.get(ours.id) is ours:
+                        del gym.registry[ours.id]
+                try:
+                    execute(module)
+                except BaseException:
+                    _put_in_force(self.specs)
+                    raise
+                if self.after is not None:
+                    self.after()
+                    _put_in_force(self.specs)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
-def register_placeholders(package: str, specs: Iterable[EnvSpec]) -> None:
-    """
-    Register ids until their package registers them itself.
-
-    :param package: The package that registers these ids on import; if it is imported already, nothing is done.
-    :param specs: What to register
-    """
-    if package in sys.modules:
-        return
-    specs = [spec for spec in specs if spec.id not in gym.registry]
+def _put_in_force(specs: Iterable[EnvSpec]) -> None:
+    """Register without Gymnasium's warning about ids that are known already."""
     gym.registry.update({spec.id: spec for spec in specs})
-    sys.meta_path.insert(0, _Retreat(package, specs))
+
+
+def register_placeholders(package: str, specs: Iterable[EnvSpec], after: Callable[[], object] | None = None) -> None:
+    """
+    Register ids until their package registers them itself, or for good where the package's own do not work.
+
+    :param package: The package that registers these ids on import
+    :param specs: What to register; ids that are known already are left out while the package is not imported.
+    :param after: Called once the package is imported (at once, if it is already), to repair it; with it our ids overrule
+        the package's. Without it the package's ids stay, and nothing is done if it is imported already.
+    """
+    specs = list(specs)
+    if package not in sys.modules:
+        specs = [spec for spec in specs if spec.id not in gym.registry]
+        sys.meta_path.insert(0, _Retreat(package, specs, after))
+        _put_in_force(specs)
+    elif after is not None:
+        after()
+        _put_in_force(specs)

@@ -59,6 +59,33 @@ DMC_OTHER = (
     "swimmer-swimmer6",
 )
 
+# Task -> its success score (the paper's table of tasks), by which returns are normalised.
+HUMANOID_BENCH = {
+    "h1-balance_hard": 800,
+    "h1-balance_simple": 800,
+    "h1-crawl": 700,
+    "h1-hurdle": 700,
+    "h1-maze": 1200,
+    "h1-pole": 700,
+    "h1-reach": 12000,
+    "h1-run": 700,
+    "h1-sit_hard": 750,
+    "h1-sit_simple": 750,
+    "h1-slide": 700,
+    "h1-stair": 700,
+    "h1-stand": 800,
+    "h1-walk": 700,
+}
+# The six of the paper's Table 1, which has returns alone; the success scores are HumanoidBench's own (``success_bar``).
+HUMANOID_BENCH_WIDER = {
+    "h1-door": 600,
+    "h1-highbar_simple": 750,
+    "h1hand-reach": 12000,
+    "h1hand-run": 700,
+    "h1hand-sit_hard": 750,
+    "h1hand-sit_simple": 750,
+}
+
 
 def dmc_id(task: str) -> str:
     """
@@ -66,3 +93,21 @@ def dmc_id(task: str) -> str:
     :return: Its Gymnasium id
     """
     return f"dm_control/{task}-v0"
+
+
+def humanoid_bench_id(task: str) -> str:
+    """
+    :param task: ``<robot>-<task>``
+    :return: Its Gymnasium id
+    """
+    return f"{task}-v0"
+
+
+def normalised_return(task: str, episode_return: float) -> float:
+    """
+    :param task: A HumanoidBench task, ``<robot>-<task>``
+    :param episode_return: Its undiscounted return
+    :return: The return on the scale on which 1000 is HumanoidBench's success score
+    :raises KeyError: If there is no such task
+    """
+    return episode_return / {**HUMANOID_BENCH, **HUMANOID_BENCH_WIDER}[task] * 1000

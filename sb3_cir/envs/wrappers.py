@@ -47,12 +47,12 @@ class FlatFloat32(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstru
 
 
 # By the start of the id. The paper's tables count steps of the simulator, not of the agent.
-ACTION_REPEAT = {"dm_control/": 2}
+ACTION_REPEAT = {"dm_control/": 2, "h1-": 2, "h1hand-": 2}
 
 
 def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """
-    The paper's protocol: on dm_control flat float32 observations and every action taken twice.
+    The paper's protocol: on dm_control and HumanoidBench flat float32 observations and every action taken twice.
 
     Elsewhere only Dict observations are flattened, and an environment with a Box stays as it is.
 
