@@ -23,7 +23,9 @@ class _Retreat:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self.package:
             return None
-        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        # Not all others: with two of us for one package each would ask the other for ever.
+        later = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        found = (finder.find_spec(name, path, target) for finder in later)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
