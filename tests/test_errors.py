@@ -65,7 +65,7 @@ class Faulty(gym.Env):
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiBinary(2)], ids=str)
 def test_action_space_that_is_no_box(space: spaces.Space) -> None:
-    with pytest.raises(AssertionError, match="only supports .*Box.* as action spaces but .* was provided"):
+    with pytest.raises(AssertionError, match=r"only supports .*Box.* as action spaces but .* was provided"):
         small(Faulty("", 0, 0, action_space=space))
 
 
@@ -86,7 +86,7 @@ def test_not_finite(where: str, value: float) -> None:
 
 def test_not_finite_in_dict() -> None:
     model = small(Faulty("observation", np.nan, 5, spaces.Dict(a=BOX, b=BOX)), "MultiInputPolicy")
-    with pytest.raises(ValueError, match="^nan in the observation 'b' of environment 0 at step 5"):
+    with pytest.raises(ValueError, match=r"^nan in the observation 'b' of environment 0 at step 5"):
         model.learn(30)
     assert model.replay_buffer.pos == 4
 
@@ -101,7 +101,7 @@ def test_not_finite_when_an_episode_ends(space: spaces.Space) -> None:
     both, last = Faulty("observation", np.inf, 3, space), HealedByReset("observation", np.inf, 3, space)
     for env in (both, last):
         model = small(env, policy)
-        with pytest.raises(ValueError, match="^inf in the observation .*of environment 0 at step 3"):
+        with pytest.raises(ValueError, match=r"^inf in the observation .*of environment 0 at step 3"):
             model.learn(30)
         assert model.replay_buffer.pos == 2
 
@@ -115,7 +115,7 @@ class HealedByReset(Faulty):
 @pytest.mark.parametrize("space", [BOX, spaces.Dict(a=BOX, b=BOX)], ids=["flat", "dict"])
 def test_not_finite_from_the_start(space: spaces.Space) -> None:
     policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
-    with pytest.raises(ValueError, match="^nan in the observation .*of environment 0 at step 0"):
+    with pytest.raises(ValueError, match=r"^nan in the observation .*of environment 0 at step 0"):
         small(Faulty("observation", np.nan, 0, space), policy).learn(30)
 
 
@@ -133,7 +133,7 @@ def test_not_finite_in_one_of_several(where: str, space: spaces.Space) -> None:
 
 def test_not_finite_in_a_worker_process() -> None:
     env = make_vec_env(Faulty, n_envs=1, env_kwargs=dict(where="reward", value=np.inf, step=2), vec_env_cls=SubprocVecEnv)
-    with pytest.raises(ValueError, match="^inf in the reward of environment 0 at step 2"):
+    with pytest.raises(ValueError, match=r"^inf in the reward of environment 0 at step 2"):
         small(env).learn(30)
     env.close()
 

@@ -16,15 +16,20 @@ class Anything(gym.Env):
         self.observation_space = observation_space
         self.action_space = action_space
 
+    def _observe(self):
+        observation = self.observation_space.sample()
+        # A plain int or list, as many environments give.
+        return observation.tolist() if isinstance(observation, (np.integer, np.ndarray)) else observation
+
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.steps = 0
-        return self.observation_space.sample(), {}
+        return self._observe(), {}
 
     def step(self, action):
         assert self.action_space.contains(action)
         self.steps += 1
-        return self.observation_space.sample(), 0.0, self.steps == 5, False, {}
+        return self._observe(), 0.0, self.steps == 5, False, {}
 
 
 @pytest.mark.parametrize(
