@@ -144,6 +144,8 @@ class CIR(SAC):
         for name in updates[0]:
             self.logger.record(f"train/{name}", th.stack([update[name] for update in updates]).mean().item())
         if isinstance(self.critic, CIRCritic):
+            # Looking at the critic must not move the running statistics of a features extractor.
+            self.critic.set_training_mode(False)
             saturation = self.critic.saturation(batch.observations, batch.actions)
             self.logger.record("train/input_saturation", saturation.item())
 
@@ -168,16 +170,19 @@ class CIR(SAC):
         critic_loss = (q_values - self._target(batch, ent_coef)).square().mean(dim=0).sum()
         _minimise(critic_loss, self.critic.optimizer)
 
-        if self._n_updates % self.target_update_interval == 0:
+        update_target = self._n_updates % self.target_update_interval == 0
+        if update_target:
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-            # Running statistics of a features extractor are copied whole, as in SAC.
-            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
         actions, log_prob = self.actor.action_log_prob(batch.observations)
         # The mean over critics, where SAC takes their minimum.
         q_values_pi = th.cat(self.critic(batch.observations, actions), dim=1)
         actor_loss = (ent_coef * log_prob).mean() - q_values_pi.mean()
         _minimise(actor_loss, self.actor.optimizer)
+
+        if update_target:
+            # Running statistics of a features extractor are copied whole, as in SAC, once the last pass has moved them.
+            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
         scalars = {
             "critic_loss": critic_loss.detach(),
@@ -219,12 +224,16 @@ class CIR(SAC):
         dones: np.ndarray,
         infos: list[dict[str, Any]],
     ) -> None:
-        terminal = [info.get("terminal_observation") for info in infos]
-        self._check_finite("reward", reward)
-        self._check_finite("observation", new_obs)
-        for index, observation in enumerate(terminal):
-            if observation is not None:
-                self._check_finite("observation", observation, env_index=index)
+        if self._vec_normalize_env is None:
+            self._check_finite("reward", reward)
+            self._check_finite("observation", new_obs)
+        else:
+            # What is stored: VecNormalize's own output is clipped, which hides inf.
+            self._check_finite("reward", self._vec_normalize_env.get_original_reward())
+            self._check_finite("observation", self._vec_normalize_env.get_original_obs())
+        for index, info in enumerate(infos):
+            if info.get("terminal_observation") is not None:
+                self._check_finite("observation", info["terminal_observation"], env_index=index)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
 
     def _check_finite(self, what: str, value: np.ndarray | dict[str, np.ndarray], env_index: int | None = None) -> None:
@@ -233,7 +242,8 @@ class CIR(SAC):
         :param value: With one row for each environment, or from the one at ``env_index``
         :raises ValueError: If there is NaN or inf in it
         """
-        for name, array in value.items() if isinstance(value, dict) else [("", value)]:
+        for name, entry in value.items() if isinstance(value, dict) else [("", value)]:
+            array = np.asarray(entry)
             # Summing first is the fast path: a sum is finite unless an entry is not (or it overflows, then we look).
             if array.dtype.kind != "f" or np.isfinite(array.sum()) or np.isfinite(array).all():
                 continue
@@ -246,8 +256,9 @@ class CIR(SAC):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        assert self._last_obs is not None
-        self._check_finite("observation", self._last_obs)
+        first_obs = self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.get_original_obs()
+        assert first_obs is not None
+        self._check_finite("observation", first_obs)
         return total_timesteps, callback
 
     def learn(

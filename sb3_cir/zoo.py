@@ -60,10 +60,37 @@ def _find_our_yaml(exp_manager: ModuleType) -> None:
     manager.__init__ = with_our_yaml
 
 
+def _save_after_ctrl_c(exp_manager: ModuleType) -> None:
+    """
+    Ctrl-C reaches the worker processes of environments too. Where they are gone first, RL Zoo fails to close them and does
+    not come to saving the model, which is its next step.
+    """
+    manager = exp_manager.ExperimentManager
+    learn = manager.learn
+    if hasattr(learn, "__wrapped__"):
+        return
+
+    @functools.wraps(learn)
+    def with_workers_gone(self: Any, model: BaseAlgorithm) -> None:
+        try:
+            learn(self, model)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # With a context, learning itself had failed before.
+            if self.algo not in ALGOS or error.__context__ is not None:
+                raise
+
+    manager.learn = with_workers_gone
+
+
+def _amend_manager(exp_manager: ModuleType) -> None:
+    _find_our_yaml(exp_manager)
+    _save_after_ctrl_c(exp_manager)
+
+
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_space,
-    "rl_zoo3.exp_manager": _find_our_yaml,
+    "rl_zoo3.exp_manager": _amend_manager,
 }
 
 

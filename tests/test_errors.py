@@ -1,0 +1,189 @@
+"""Bad input gets one sentence: the name, the value, what is allowed."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small import small
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+
+from sb3_cir import envs
+
+BOX = spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(convex_coef=1.5), r"convex_coef=1\.5: it must lie in \[0, 1\]"),
+        (dict(convex_coef=-0.1), r"convex_coef=-0\.1: it must lie in \[0, 1\]"),
+        (dict(convex_coef=float("nan")), r"convex_coef=nan: it must lie in \[0, 1\]"),
+        (dict(sample_reuse=0), "sample_reuse=0: it must be a whole number of at least 1"),
+        (dict(sample_reuse=1.5), r"sample_reuse=1\.5: it must be a whole number of at least 1"),
+        (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 16]))), r"net_arch\['qf'\]=\[8, 16\] has unequal widths"),
+        (dict(policy_kwargs=dict(net_arch=[8, 16])), r"net_arch\['qf'\]=\[8, 16\] has unequal widths"),
+        (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[]))), r"net_arch\['qf'\] is empty"),
+        (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),
+        (dict(policy_kwargs=dict(avg_r_norm_coef=0.0)), r"avg_r_norm_coef=0\.0: it must be positive"),
+    ],
+)
+def test_arguments(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small("Pendulum-v1", **arguments)
+
+
+class Faulty(gym.Env):
+    """Gives one bad number, at the step that is asked for, and ends every episode at its third step."""
+
+    def __init__(
+        self, where: str, value: float, step: int, observation_space: spaces.Space = BOX, action_space: spaces.Space = BOX
+    ):
+        self.where, self.value, self.bad_step, self.steps = where, value, step, 0
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def _observe(self) -> np.ndarray | dict[str, np.ndarray]:
+        observation = self.observation_space.sample()
+        if self.where == "observation" and self.steps == self.bad_step:
+            entry = observation["b"] if isinstance(observation, dict) else observation
+            entry[-1] = self.value
+        return observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = self.value if self.where == "reward" and self.steps == self.bad_step else 1.0
+        return self._observe(), reward, self.steps % 3 == 0, False, {}
+
+
+@pytest.mark.parametrize("space", [spaces.Discrete(3), spaces.MultiBinary(2)], ids=str)
+def test_action_space_that_is_no_box(space: spaces.Space) -> None:
+    with pytest.raises(AssertionError, match=r"only supports .*Box.* as action spaces but .* was provided"):
+        small(Faulty("", 0, 0, action_space=space))
+
+
+def test_infinite_action_bounds() -> None:
+    with pytest.raises(AssertionError, match="action space must have a finite lower and upper bound"):
+        small(Faulty("", 0, 0, action_space=spaces.Box(-np.inf, np.inf, (2,))))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["observation", "reward"])
+def test_not_finite(where: str, value: float) -> None:
+    """At step 5 of the one environment; the four transitions before it are all that is stored."""
+    model = small(Faulty(where, value, 5))
+    with pytest.raises(ValueError, match=rf"^{value} in the {where} of environment 0 at step 5: nothing of it was stored"):
+        model.learn(30)
+    assert model.replay_buffer.pos == 4
+
+
+def test_not_finite_in_dict() -> None:
+    model = small(Faulty("observation", np.nan, 5, spaces.Dict(a=BOX, b=BOX)), "MultiInputPolicy")
+    with pytest.raises(ValueError, match=r"^nan in the observation 'b' of environment 0 at step 5"):
+        model.learn(30)
+    assert model.replay_buffer.pos == 4
+
+
+@pytest.mark.parametrize("space", [BOX, spaces.Dict(a=BOX, b=BOX)], ids=["flat", "dict"])
+def test_not_finite_when_an_episode_ends(space: spaces.Space) -> None:
+    """
+    The environment is bad from its third step to its fourth: in the last observation of an episode and in the first of the
+    next. Made whole by its reset, it is bad in the last one alone.
+    """
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    both, last = Faulty("observation", np.inf, 3, space), HealedByReset("observation", np.inf, 3, space)
+    for env in (both, last):
+        model = small(env, policy)
+        with pytest.raises(ValueError, match=r"^inf in the observation .*of environment 0 at step 3"):
+            model.learn(30)
+        assert model.replay_buffer.pos == 2
+
+
+class HealedByReset(Faulty):
+    def reset(self, **kwargs):
+        self.bad_step = None if self.steps else self.bad_step
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("space", [BOX, spaces.Dict(a=BOX, b=BOX)], ids=["flat", "dict"])
+def test_not_finite_from_the_start(space: spaces.Space) -> None:
+    policy = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy"
+    with pytest.raises(ValueError, match=r"^nan in the observation .*of environment 0 at step 0"):
+        small(Faulty("observation", np.nan, 0, space), policy).learn(30)
+
+
+@pytest.mark.parametrize("where", ["observation", "reward"])
+@pytest.mark.parametrize("space", [BOX, spaces.Dict(a=BOX, b=BOX)], ids=["flat", "dict"])
+def test_not_finite_in_one_of_several(where: str, space: spaces.Space) -> None:
+    """The third environment at its second step: after 2 x 3 steps in all."""
+    bad_steps = iter([100, 100, 2])
+    env = make_vec_env(lambda: Faulty(where, np.nan, next(bad_steps), space), n_envs=3)
+    model = small(env, "MultiInputPolicy" if isinstance(space, spaces.Dict) else "MlpPolicy")
+    with pytest.raises(ValueError, match=f"^nan in the {where} .*of environment 2 at step 6"):
+        model.learn(30)
+    assert model.replay_buffer.pos == 1
+
+
+def test_not_finite_in_a_worker_process() -> None:
+    env = make_vec_env(Faulty, n_envs=1, env_kwargs=dict(where="reward", value=np.inf, step=2), vec_env_cls=SubprocVecEnv)
+    with pytest.raises(ValueError, match=r"^inf in the reward of environment 0 at step 2"):
+        small(env).learn(30)
+    env.close()
+
+
+@pytest.mark.parametrize("step", [0, 5])
+@pytest.mark.parametrize("training", [False, True])
+def test_not_finite_behind_vec_normalize(step: int, training: bool) -> None:
+    """VecNormalize clips inf to a finite value, the buffer would keep the inf."""
+    env = VecNormalize(make_vec_env(lambda: Faulty("observation", np.inf, step)), training=training)
+    model = small(env)
+    with (
+        pytest.raises(ValueError, match=f"^inf in the observation of environment 0 at step {step}"),
+        np.errstate(all="ignore"),
+    ):
+        model.learn(30)
+    assert model.replay_buffer.pos == max(step - 1, 0)
+
+
+def test_large_but_finite() -> None:
+    """Values whose sum overflows are no error."""
+    largest = np.finfo(np.float32).max
+    model = small(Faulty("observation", largest, 5, spaces.Box(0.99 * largest, largest, (2,))), learning_starts=100)
+    with np.errstate(over="ignore"):
+        assert model.learn(10).replay_buffer.pos == 10
+
+
+@pytest.mark.parametrize(
+    ("env_id", "nearest"),
+    [
+        ("dm_control/walker-wlk-v0", "dm_control/walker-walk-v0"),
+        ("Pendulun-v1", "Pendulum-v1"),
+        ("walker-walk", "walker-walk"),
+    ],
+)
+def test_unknown_environment(env_id: str, nearest: str) -> None:
+    with pytest.raises(ValueError, match=f"There is no environment '{env_id}'. Did you mean '.*{nearest}.*'?"):
+        envs.make(env_id)
+
+
+def test_missing_extra() -> None:
+    """With dm_control not to be found, only making one of its environments fails, and says what to install."""
+    program = """
+import sys
+sys.modules["dm_control"] = None
+import sb3_cir
+try:
+    sb3_cir.envs.make("dm_control/walker-walk-v0")
+except ImportError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'sb3-cir[dm-control]'" in result.stdout
+    assert "dm_control" in result.stdout

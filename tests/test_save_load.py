@@ -1,0 +1,164 @@
+"""Models on disk: what comes back, and what an interrupted run leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from small import changed, small, weights
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb3_cir import CIR
+
+OBSERVATIONS = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+
+
+def same_tensors(ours: dict, theirs: dict) -> bool:
+    """Whether two nested state dicts are equal."""
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(same_tensors(ours[key], theirs[key]) for key in ours)
+    return th.equal(ours, theirs) if isinstance(ours, th.Tensor) else ours == theirs
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    """Networks, optimisers, temperature, arguments and counters come back, with and without an environment."""
+    policy_kwargs = dict(n_critics=3, avg_r_norm_coef=0.4)
+    model = small("Pendulum-v1", convex_coef=0.6, sample_reuse=3, learning_rate=1e-2, policy_kwargs=policy_kwargs).learn(30)
+    model.save(tmp_path / "model")
+    for env in (None, gym.make("Pendulum-v1")):
+        loaded = CIR.load(tmp_path / "model", env=env, device="cpu")
+        assert same_tensors(model.get_parameters(), loaded.get_parameters())
+        assert th.equal(model.log_ent_coef, loaded.log_ent_coef)
+        assert (loaded.convex_coef, loaded.sample_reuse) == (0.6, 3)
+        assert (loaded.critic.n_critics, loaded.critic.q_network.avg_r_norm.coef) == (3, 0.4)
+        assert (loaded.num_timesteps, loaded._n_updates) == (30, 30)
+        actions = [each.predict(OBSERVATIONS, deterministic=True)[0] for each in (model, loaded)]
+        np.testing.assert_array_equal(*actions)
+
+
+def test_continue_after_load(tmp_path: Path) -> None:
+    model = small("Pendulum-v1").learn(30)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = CIR.load(tmp_path / "model", env=gym.make("Pendulum-v1"), device="cpu")
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    before = weights(loaded)
+    loaded.learn(15, reset_num_timesteps=False)
+    assert (loaded.num_timesteps, loaded.replay_buffer.pos) == (45, 45)
+    assert loaded._n_updates == 2 * (10 + 15)
+    assert changed(before, loaded) == set(before)
+
+
+def test_continue_is_the_same_training(tmp_path: Path) -> None:
+    """A batch and a seed lead a loaded model where they lead the saved one: no optimiser state is lost."""
+    model = small("Pendulum-v1").learn(30)
+    model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded = CIR.load(tmp_path / "model", device="cpu")
+    loaded.load_replay_buffer(tmp_path / "buffer")
+    loaded.set_logger(model.logger)
+    for each in (model, loaded):
+        each.set_random_seed(7)
+        each.train(gradient_steps=3, batch_size=16)
+    assert not changed(weights(model), loaded)
+    assert th.equal(model.log_ent_coef, loaded.log_ent_coef)
+
+
+def test_load_with_other_arguments(tmp_path: Path) -> None:
+    small("Pendulum-v1").save(tmp_path / "model")
+    loaded = CIR.load(tmp_path / "model", device="cpu", convex_coef=1.0, sample_reuse=1, learning_rate=1e-5)
+    assert (loaded.convex_coef, loaded.sample_reuse, loaded.lr_schedule(1.0)) == (1.0, 1, 1e-5)
+
+
+def test_set_parameters() -> None:
+    model, other = small("Pendulum-v1", seed=0), small("Pendulum-v1", seed=1)
+    assert changed(weights(model), other)
+    other.set_parameters(model.get_parameters())
+    assert not changed(weights(model), other)
+
+
+class Interrupt(BaseCallback):
+    """Ctrl-C at one step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == self.step:
+            raise KeyboardInterrupt
+        return True
+
+
+def test_interrupted_run(tmp_path: Path) -> None:
+    model = small("Pendulum-v1")
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(1000, callback=Interrupt(30))
+    model.save(tmp_path / "model")
+    loaded = CIR.load(tmp_path / "model", env=gym.make("Pendulum-v1"), device="cpu")
+    assert not changed(weights(model), loaded)
+    assert loaded.learn(30, reset_num_timesteps=False).num_timesteps == 60
+
+
+TRAIN = "import sb3_cir.zoo; sb3_cir.zoo.register(); from rl_zoo3.train import train; train()"
+
+
+def members(group: int) -> set[int]:
+    """The ids of a process group's living processes."""
+    states = {int(path.parent.name): path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")}
+    return {pid for pid, (state, _, its_group, *_) in states.items() if int(its_group) == group and state != "Z"}
+
+
+def wait_for(condition: Callable[[], bool], run: subprocess.Popen, log: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert run.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds worker processes in /proc")
+@pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
+def test_interrupted_zoo_run(tmp_path: Path, vec_env: str) -> None:
+    """
+    Ctrl-C in a terminal: SIGINT to the run and to its worker processes. Who gets it first is chance, so here the workers are
+    gone before the run sees it.
+    """
+    arguments = ["--algo", "cir", "--env", "Pendulum-v1", "-f", str(tmp_path), "-n", "1000000", "--vec-env", vec_env]
+    parameters = [
+        "-params",
+        "policy_kwargs:dict(net_arch=[16])",
+        "learning_starts:50",
+        "batch_size:16",
+        "n_envs:2",
+        "train_freq:10",
+    ]
+    command = [sys.executable, "-c", TRAIN, *arguments, "--log-interval", "1", *parameters]
+    log = tmp_path / "log.txt"
+    with log.open("w") as output:
+        run = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        wait_for(lambda: "n_updates" in log.read_text(), run, log)
+        os.kill(run.pid, signal.SIGSTOP)
+        others = members(run.pid) - {run.pid}
+        for pid in others:
+            os.kill(pid, signal.SIGINT)
+        workers = 2 if vec_env == "subproc" else 0
+        wait_for(lambda: len(members(run.pid) & others) <= len(others) - workers, run, log)
+        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, signal.SIGCONT)
+        assert run.wait(timeout=60) == 0, log.read_text()
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    loaded = CIR.load(tmp_path / "cir/Pendulum-v1_1/Pendulum-v1.zip", env=gym.make("Pendulum-v1"), device="cpu")
+    steps = loaded.num_timesteps
+    assert loaded._n_updates > 0
+    assert loaded.learn(10, reset_num_timesteps=False).num_timesteps == steps + 10

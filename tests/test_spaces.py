@@ -1,0 +1,72 @@
+"""Observation and action spaces other than a float32 vector."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small import changed, small, weights
+
+BOX = spaces.Box(-1, 1, (2,))
+
+
+class Anything(gym.Env):
+    """Samples of its observation space, with an end after five steps."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space = BOX):
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def _observe(self):
+        observation = self.observation_space.sample()
+        # A plain int or list, as many environments give.
+        return observation.tolist() if isinstance(observation, (np.integer, np.ndarray)) else observation
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.steps += 1
+        return self._observe(), 0.0, self.steps == 5, False, {}
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Discrete(5),
+        spaces.MultiDiscrete([4, 3]),
+        spaces.MultiBinary(8),
+        spaces.MultiBinary((3, 2)),
+        spaces.Box(-1, 1, (2, 3)),
+        spaces.Box(-1, 1, (2,), dtype=np.float64),
+        spaces.Box(0, 9, (2,), dtype=np.int64),
+    ],
+    ids=str,
+)
+def test_observations(space: spaces.Space) -> None:
+    model = small(Anything(space))
+    before = weights(model)
+    model.learn(25)
+    assert changed(before, model) == set(before)
+
+
+def test_dict_with_discrete_entries() -> None:
+    space = spaces.Dict(number=spaces.Discrete(3), bits=spaces.MultiBinary(2), vector=BOX)
+    model = small(Anything(space), "MultiInputPolicy")
+    before = weights(model)
+    model.learn(25)
+    assert changed(before, model) == set(before)
+
+
+@pytest.mark.parametrize("shape", [(1,), (2, 3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_actions(shape: tuple[int, ...], dtype: type) -> None:
+    env = Anything(BOX, spaces.Box(-2, 5, shape, dtype=dtype))
+    model = small(env)
+    before = weights(model)
+    model.learn(25)
+    assert changed(before, model) == set(before)
+    assert env.action_space.contains(model.predict(BOX.sample())[0])
+    assert model.target_entropy == -np.prod(shape)
