@@ -95,16 +95,15 @@ def arguments(name: str) -> dict[str, Any]:
     return copy.deepcopy(VARIANTS[name].arguments)
 
 
-def zoo_params(name: str) -> list[str]:
+def zoo_params(arguments: dict[str, Any]) -> list[str]:
     """
-    A variant as RL Zoo takes it on the command line. Beware that RL Zoo heeds only the last ``-params`` and that its
-    ``policy_kwargs`` replace those of the yaml.
+    Constructor arguments as RL Zoo takes them on the command line. Beware that RL Zoo heeds only the last ``-params``, and
+    that ``policy_kwargs`` given so replace those of the yaml.
 
-    :param name: A name of :data:`VARIANTS`
-    :return: What follows ``-params``, one string for each argument, unquoted: ``["convex_coef:1.0"]``
-    :raises ValueError: If there is no variant of this name.
+    :param arguments: Plain values, e.g. of :func:`arguments`
+    :return: What follows ``-params``, one string for each argument, not quoted for a shell: ``["convex_coef:1.0"]``
     """
-    return [f"{argument}:{_source(value)}" for argument, value in arguments(name).items()]
+    return [f"{name}:{_source(value)}" for name, value in arguments.items()]
 
 
 def _source(value: Any) -> str:
@@ -120,9 +119,10 @@ def zoo_command(algo: str, env_id: str, variant: str | None = None) -> list[str]
     :param env_id: A Gymnasium id
     :param variant: A name of :data:`VARIANTS`, if ``algo`` is "cir"
     :return: The words of the command that trains it
+    :raises ValueError: If there is no variant of this name.
     """
     command = ["python", "-m", "rl_zoo3.train", "--algo", algo, "--env", env_id]
-    return command if variant is None else [*command, "-params", *zoo_params(variant)]
+    return command if variant is None else [*command, "-params", *zoo_params(arguments(variant))]
 
 
 def main() -> None:

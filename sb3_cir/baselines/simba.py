@@ -122,24 +122,23 @@ class ResidualBlock(nn.Module):
         return x + branch
 
 
-class SimbaEncoder(nn.Sequential):
+def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Sequential:
     """
     Linear layer, residual blocks, LayerNorm.
 
     :param in_features: Size of the input
     :param widths: Width of each residual block, all equal
     :param key: Where they stand in ``net_arch``, for the error
-    :raises ValueError: If there is none, or if they differ.
+    :return: The network, from ``(batch, in_features)`` to ``(batch, width)``
+    :raises ValueError: If there is no width, or if they differ.
     """
-
-    def __init__(self, in_features: int, widths: Sequence[int], key: str):
-        if len(set(widths)) != 1:
-            raise ValueError(
-                f"net_arch['{key}']={list(widths)}: SimBa needs one width for each residual block, all equal, "
-                f"e.g. {key}=[512, 512] for two."
-            )
-        width = widths[0]
-        super().__init__(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
+    if len(set(widths)) != 1:
+        raise ValueError(
+            f"net_arch['{key}']={list(widths)}: SimBa needs one width for each residual block, all equal, "
+            f"e.g. {key}=[512, 512] for two."
+        )
+    width = widths[0]
+    return nn.Sequential(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
 
 
 class SimbaActor(CIRActor):
@@ -147,7 +146,7 @@ class SimbaActor(CIRActor):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.latent_pi = SimbaEncoder(self.features_dim, self.net_arch, "pi")
+        self.latent_pi = simba_encoder(self.features_dim, self.net_arch, "pi")
         if not self.use_sde:
             action_dim = get_action_dim(self.action_space)
             self.mu, self.log_std = (_orthogonal(self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
@@ -176,7 +175,7 @@ class SimbaCritic(ContinuousCritic):
         self.n_critics = n_critics
         in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
         for index in range(n_critics):
-            encoder = SimbaEncoder(in_features, kwargs["net_arch"], "qf")
+            encoder = simba_encoder(in_features, kwargs["net_arch"], "qf")
             q_network = nn.Sequential(encoder, _orthogonal(kwargs["net_arch"][-1], n_outputs))
             self.add_module(f"qf{index}", q_network)
             self.q_networks.append(q_network)
