@@ -95,15 +95,24 @@ def arguments(name: str) -> dict[str, Any]:
     return copy.deepcopy(VARIANTS[name].arguments)
 
 
-def zoo_params(arguments: dict[str, Any]) -> list[str]:
+def as_zoo_params(arguments: dict[str, Any]) -> list[str]:
     """
     Constructor arguments as RL Zoo takes them on the command line. Beware that RL Zoo heeds only the last ``-params``, and
     that ``policy_kwargs`` given so replace those of the yaml.
 
-    :param arguments: Plain values, e.g. of :func:`arguments`
+    :param arguments: Plain values, by name
     :return: What follows ``-params``, one string for each argument, not quoted for a shell: ``["convex_coef:1.0"]``
     """
     return [f"{name}:{_source(value)}" for name, value in arguments.items()]
+
+
+def zoo_params(name: str) -> list[str]:
+    """
+    :param name: A name of :data:`VARIANTS`
+    :return: What makes it, as :func:`as_zoo_params` has it
+    :raises ValueError: If there is no variant of this name.
+    """
+    return as_zoo_params(arguments(name))
 
 
 def _source(value: Any) -> str:
@@ -122,7 +131,7 @@ def zoo_command(algo: str, env_id: str, variant: str | None = None) -> list[str]
     :raises ValueError: If there is no variant of this name.
     """
     command = ["python", "-m", "rl_zoo3.train", "--algo", algo, "--env", env_id]
-    return command if variant is None else [*command, "-params", *zoo_params(arguments(variant))]
+    return command if variant is None else [*command, "-params", *zoo_params(variant)]
 
 
 def main() -> None:

@@ -301,7 +301,7 @@ def test_zoo_reads_what_we_write(name: str) -> None:
     store_dict = pytest.importorskip("rl_zoo3.utils", reason="needs RL Zoo").StoreDict
     parser = argparse.ArgumentParser()
     parser.add_argument("-params", nargs="+", action=store_dict)
-    assert parser.parse_args(["-params", *zoo_params(arguments(name))]).params == arguments(name)
+    assert parser.parse_args(["-params", *zoo_params(name)]).params == arguments(name)
 
 
 def test_listing() -> None:

@@ -15,7 +15,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir import CIR
 from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, dmc_id
-from sb3_cir.variants import METHODS, VARIANTS, arguments, zoo_command, zoo_params
+from sb3_cir.variants import METHODS, VARIANTS, arguments, as_zoo_params, zoo_command
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
 import rl_zoo3.exp_manager
@@ -94,7 +94,7 @@ def small_params(algo: str, variant: str | None = None) -> list[str]:
     params = TINY | ({} if variant is None else arguments(variant))
     net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo else NET_ARCH
     params["policy_kwargs"] = dict(net_arch=net_arch) | params.get("policy_kwargs", {})
-    return ["-params", *zoo_params(params)]
+    return ["-params", *as_zoo_params(params)]
 
 
 def check_trained(folder: Path, algo: str, model_class: type[BaseAlgorithm], env_id: str = "Pendulum-v1") -> BaseAlgorithm:
