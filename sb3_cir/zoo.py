@@ -15,7 +15,6 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.cir import CIR
-from sb3_cir.zoo_hook import MODULES
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {
     "cir": CIR,
@@ -32,7 +31,7 @@ HYPERPARAMS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 
 def register() -> None:
     """Make our algorithms known to RL Zoo in this process; an installed package has done it already (see ``zoo_hook.py``)."""
-    for name in MODULES:
+    for name in _AMENDMENTS:
         amend(importlib.import_module(name))
 
 
@@ -40,33 +39,35 @@ def amend(module: ModuleType) -> None:
     """
     Add what our algorithms need to one of RL Zoo's modules.
 
-    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.exp_manager`` and ``rl_zoo3.hyperparams_opt``
+    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt`` and ``rl_zoo3.exp_manager``
     """
-    if module.__name__ == "rl_zoo3.utils":
-        module.ALGOS.update(ALGOS)
-    elif module.__name__ == "rl_zoo3.hyperparams_opt":
-        module.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, module)
-        module.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
-        for algo in ("simba", "simba_smr"):
-            module.HYPERPARAMS_SAMPLER[algo] = sample_simba_params
-            module.HYPERPARAMS_CONVERTER[algo] = convert_simba_params
-        for algo in ("sac_tanh", "sac_tanh_norm"):
-            module.HYPERPARAMS_SAMPLER[algo] = module.HYPERPARAMS_SAMPLER["sac"]
-            module.HYPERPARAMS_CONVERTER[algo] = module.HYPERPARAMS_CONVERTER["sac"]
-    else:
-        _find_our_yaml(module.ExperimentManager)
+    _AMENDMENTS[module.__name__](module)
 
 
-def _find_our_yaml(manager: type) -> None:
+def _add_algorithms(utils: ModuleType) -> None:
+    utils.ALGOS.update(ALGOS)
+
+
+def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
+    samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
+    samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
+    for algo in ("simba", "simba_smr"):
+        samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
+    for algo in ("sac_tanh", "sac_tanh_norm"):
+        samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
+
+
+def _find_our_yaml(exp_manager: ModuleType) -> None:
     """
     RL Zoo looks for ``<algo>.yml`` in its own folder. Ours is meant for our algorithms, and for another's where only ours has
     the environment.
     """
-    init = manager.__init__  # type: ignore[misc]
+    manager = exp_manager.ExperimentManager
+    init = manager.__init__
     if hasattr(init, "__wrapped__"):
         return
     signature = inspect.signature(init)
-    zoo_folder = Path(inspect.getfile(manager)).parent
+    zoo_folder = Path(inspect.getfile(exp_manager)).parent
 
     @functools.wraps(init)
     def with_our_yaml(*args: Any, **kwargs: Any) -> None:
@@ -78,7 +79,14 @@ def _find_our_yaml(manager: type) -> None:
             arguments["config"] = str(ours)
         init(**arguments)
 
-    manager.__init__ = with_our_yaml  # type: ignore[misc]
+    manager.__init__ = with_our_yaml
+
+
+_AMENDMENTS = {
+    "rl_zoo3.utils": _add_algorithms,
+    "rl_zoo3.hyperparams_opt": _add_search_spaces,
+    "rl_zoo3.exp_manager": _find_our_yaml,
+}
 
 
 def _has(hyperparams: Path, env_id: str) -> bool:

@@ -30,4 +30,6 @@ def load(domain: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     except ImportError as error:
         raise ImportError(f"{INSTALL} ({error})") from error
     env: gym.Env[Any, Any] = DmControlCompatibilityV0(suite.load(domain, task, **suite_kwargs), **kwargs)
+    # shimmy has milliseconds per step here; a video made with that runs at a tenth of real time or slower.
+    env.metadata = {**env.metadata, "render_fps": round(1 / env.get_wrapper_attr("dt"))}
     return env

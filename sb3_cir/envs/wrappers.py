@@ -19,6 +19,8 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
         gym.utils.RecordConstructorArgs.__init__(self, repeat=repeat)
         super().__init__(env)
         self.repeat = repeat
+        if "render_fps" in env.metadata:
+            self.metadata = {**env.metadata, "render_fps": env.metadata["render_fps"] / repeat}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         total = 0.0
