@@ -228,7 +228,7 @@ OF_SIZE = [name for name in VARIANTS if name.startswith(("depth_", "width_"))]
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name not in OF_SIZE])
 def test_save_and_load(name: str, tmp_path: Path) -> None:
-    """Those that differ in size alone are saved and loaded in ``test_zoo_variants.py``."""
+    """Those that differ in size alone are saved and loaded in ``test_zoo_methods.py``."""
     model = build(name)
     model.save(tmp_path / "model.zip")
     loaded = CIR.load(tmp_path / "model.zip")
@@ -305,7 +305,7 @@ def test_zoo_reads_what_we_write(name: str) -> None:
 
 
 def test_listing() -> None:
-    """Names, labels and commands of all; the commands themselves run in ``test_zoo_variants.py``."""
+    """Names, labels and commands of all; the commands themselves run in ``test_zoo_methods.py``."""
     command = [sys.executable, "-m", "sb3_cir.variants", "--env", "Pendulum-v1"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(lines) == 2 * (len(VARIANTS) + len(METHODS))

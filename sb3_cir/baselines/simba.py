@@ -320,8 +320,8 @@ class SimBa(CIR):
     which at λ = 1 is that of clipped double Q-learning. Otherwise it follows the original code: in each update actor,
     temperature, critics, target critics, each with what the one before has become.
 
-    Left out: JAX's compilation and mixed precision; n-step returns are SB3's; the original rescales actions by a wrapper
-    where SB3 does so itself. The original adds the observation after a reset to its statistics but for the very first.
+    Left out: JAX's compilation and mixed precision. Different: n-step returns and the rescaling of actions are SB3's, and the
+    statistics have the very first observation of the run too.
 
     Arguments not named here are SAC's, by keyword.
 
