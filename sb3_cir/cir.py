@@ -35,6 +35,7 @@ class CIR(SAC):
     :param convex_coef: The paper's λ in [0, 1]: weight of the minimum over critics in the target; the maximum has 1 - λ
         (convex Q-learning). Paper: 0.3 on DMC and ODRL, 1.0 on HumanoidBench.
     :param sample_reuse: The paper's M >= 1: updates made with each sampled batch (SMR), each with new action noise.
+    :param entropy_in_target: Whether the target has the term -α log π (without: the paper's variant NoEnt).
     :raises ValueError: If ``convex_coef`` or ``sample_reuse`` is out of its range.
     """
 
@@ -66,6 +67,7 @@ class CIR(SAC):
         target_entropy: str | float = "auto",
         convex_coef: float = 0.3,
         sample_reuse: int = 2,
+        entropy_in_target: bool = True,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         use_sde_at_warmup: bool = False,
@@ -113,6 +115,7 @@ class CIR(SAC):
         )
         self.convex_coef = convex_coef
         self.sample_reuse = int(sample_reuse)
+        self.entropy_in_target = entropy_in_target
 
         if _init_setup_model:
             self._setup_model()
@@ -210,7 +213,9 @@ class CIR(SAC):
         next_actions, next_log_prob = self.actor.action_log_prob(batch.next_observations)
         next_q = th.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
         smallest, largest = next_q.aminmax(dim=1, keepdim=True)
-        next_value = self.convex_coef * smallest + (1 - self.convex_coef) * largest - ent_coef * next_log_prob.reshape(-1, 1)
+        next_value = self.convex_coef * smallest + (1 - self.convex_coef) * largest
+        if self.entropy_in_target:
+            next_value = next_value - ent_coef * next_log_prob.reshape(-1, 1)
         # With n-step returns the buffer gives gamma**n, shorter where an episode ended.
         discounts = self.gamma if batch.discounts is None else batch.discounts
         return batch.rewards + (1 - batch.dones) * discounts * next_value

@@ -13,19 +13,22 @@ from torch import nn
 from torch.nn import functional as F
 
 
-def check_widths(widths: Sequence[int]) -> None:
+def check_widths(widths: Sequence[int], key: str = "qf") -> None:
     """
-    Refuse critic widths that a U-shape cannot have.
+    Refuse widths that a U-shape cannot have.
 
     :param widths: Width of each down-sampling layer.
+    :param key: Where they stand in ``net_arch``.
     :raises ValueError: If there is none, or if they differ: skip connections add layers of one width.
     """
     if len(widths) == 0:
-        raise ValueError("net_arch['qf'] is empty: CIR's critic needs at least one down-sampling layer, e.g. qf=[512, 512].")
+        raise ValueError(
+            f"net_arch['{key}'] is empty: CIR's U-shape needs at least one down-sampling layer, e.g. {key}=[512, 512]."
+        )
     if len(set(widths)) > 1:
         raise ValueError(
-            f"net_arch['qf']={list(widths)} has unequal widths: CIR's skip connections add layers to each other, "
-            f"so all must be equal, e.g. qf={[max(widths)] * len(widths)}."
+            f"net_arch['{key}']={list(widths)} has unequal widths: CIR's skip connections add layers to each other, "
+            f"so all must be equal, e.g. {key}={[max(widths)] * len(widths)}."
         )
 
 
@@ -77,12 +80,112 @@ class AvgRNorm(nn.Module):
         return f"coef={self.coef}"
 
 
-class UShapeCritic(nn.Module):
+class UShape(nn.Module):
     """
-    ``n_critics`` Q-functions: constrained input (Eq. 4), down- and up-sampling layers (Eq. 5 and 6), linear head.
+    A stack of U-shapes: constrained input (Eq. 4), down- and up-sampling layers (Eq. 5 and 6).
 
     Follows the authors' released code where it differs from the equations: an elu after tanh and after every hidden
-    linear layer, a LayerNorm after each sum, and ONE LayerNorm shared by every place in all critics.
+    linear layer, a LayerNorm after each sum, and ONE LayerNorm shared by every place in the whole stack.
+
+    The short methods are what the paper's variants replace, see ``ablations.py``.
+
+    :param n_stack: Number of networks in the stack.
+    :param in_features: Size of the input.
+    :param widths: Width of each of the L down-sampling layers, all equal; as many up-sampling layers follow.
+    :param avg_r_norm_coef: c of :class:`AvgRNorm`.
+    :raises ValueError: If ``widths`` is empty or unequal.
+    """
+
+    linear: type[StackedLinear] = StackedLinear
+
+    def __init__(self, n_stack: int, in_features: int, widths: Sequence[int], avg_r_norm_coef: float = 0.1):
+        super().__init__()
+        check_widths(widths)
+        width = widths[0]
+        self.input = self.linear(n_stack, in_features, width)
+        self.norm = self.make_norm(n_stack, width, len(widths))
+        self.avg_r_norm = AvgRNorm(avg_r_norm_coef)
+        self.down = nn.ModuleList(self.linear(n_stack, width, width) for _ in widths)
+        self.up_hidden = nn.ModuleList(self.linear(n_stack, width, width) for _ in widths)
+        self.up_out = nn.ModuleList(self.linear(n_stack, width, width) for _ in widths)
+
+    def make_norm(self, n_stack: int, width: int, depth: int) -> nn.Module:
+        """
+        :param n_stack: Number of networks in the stack
+        :param width: Width of every layer
+        :param depth: Number of down-sampling layers
+        :return: What :meth:`normalise` needs
+        """
+        return nn.LayerNorm(width)
+
+    def normalise(self, x: th.Tensor, place: str, layer: int = 0) -> th.Tensor:
+        """
+        :param x: ``(n_stack, batch, width)``
+        :param place: "input", "down", "up_hidden" or "up_sum"
+        :param layer: Which of the down- or up-sampling layers, counted from 0 in the order data meets them
+        :return: The same shape
+        """
+        normalised: th.Tensor = self.norm(x)
+        return normalised
+
+    def compress(self, x: th.Tensor) -> th.Tensor:
+        """
+        Make the input small before it is squashed, so that its gradient does not vanish.
+
+        :param x: ``(n_stack, batch, width)``
+        :return: The same shape
+        """
+        compressed: th.Tensor = self.avg_r_norm(self.normalise(x, "input"))
+        return compressed
+
+    def squash(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: Any shape
+        :return: The same shape, each entry in (-1, 1)
+        """
+        return th.tanh(x)
+
+    def constrain(self, x: th.Tensor) -> th.Tensor:
+        """
+        Squeeze the input into (-1, 1) (Eq. 4).
+
+        :param x: ``(batch, in_features)``, the same for the whole stack.
+        :return: ``(n_stack, batch, width)``.
+        """
+        x = x.expand(self.input.weight.shape[0], *x.shape)
+        return self.squash(self.compress(self.input(x)))
+
+    def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
+        """
+        End an up-sampling layer with its skip connection.
+
+        :param output: What the layer's two linear layers made, ``(n_stack, batch, width)``
+        :param x: The layer's input, of the same shape
+        :param skip: Output of the down-sampling layer opposite, of the same shape
+        :param layer: Which up-sampling layer, counted from 0
+        :return: The same shape
+        """
+        return self.normalise(output + skip, "up_sum", layer)
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """
+        :param x: ``(batch, in_features)``.
+        :return: ``(n_stack, batch, width)``.
+        """
+        x = F.elu(self.constrain(x))
+        skips = []
+        for layer, down in enumerate(self.down):
+            x = F.elu(self.normalise(down(x), "down", layer))
+            skips.append(x)
+        for layer, (hidden, out) in enumerate(zip(self.up_hidden, self.up_out, strict=True)):
+            output = out(F.elu(self.normalise(hidden(x), "up_hidden", layer)))
+            x = self.join(output, x, skips.pop(), layer)
+        return x
+
+
+class UShapeCritic(UShape):
+    """
+    ``n_critics`` Q-functions: U-shapes with a linear head.
 
     :param n_critics: Number of critics in the stack.
     :param in_features: Size of the concatenated observation features and action.
@@ -92,38 +195,13 @@ class UShapeCritic(nn.Module):
     """
 
     def __init__(self, n_critics: int, in_features: int, widths: Sequence[int], avg_r_norm_coef: float = 0.1):
-        super().__init__()
-        check_widths(widths)
-        width = widths[0]
-        self.input = StackedLinear(n_critics, in_features, width)
-        self.norm = nn.LayerNorm(width)
-        self.avg_r_norm = AvgRNorm(avg_r_norm_coef)
-        self.down = nn.ModuleList(StackedLinear(n_critics, width, width) for _ in widths)
-        self.up_hidden = nn.ModuleList(StackedLinear(n_critics, width, width) for _ in widths)
-        self.up_out = nn.ModuleList(StackedLinear(n_critics, width, width) for _ in widths)
-        self.head = StackedLinear(n_critics, width, 1)
-
-    def constrain(self, x: th.Tensor) -> th.Tensor:
-        """
-        Squeeze the input into (-1, 1) (Eq. 4).
-
-        :param x: ``(batch, in_features)``, the same for all critics.
-        :return: ``(n_critics, batch, width)``.
-        """
-        x = x.expand(self.input.weight.shape[0], *x.shape)
-        return th.tanh(self.avg_r_norm(self.norm(self.input(x))))
+        super().__init__(n_critics, in_features, widths, avg_r_norm_coef)
+        self.head = self.linear(n_critics, widths[0], 1)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
         :param x: ``(batch, in_features)``.
         :return: Q-values, ``(n_critics, batch, 1)``.
         """
-        x = F.elu(self.constrain(x))
-        skips = []
-        for down in self.down:
-            x = F.elu(self.norm(down(x)))
-            skips.append(x)
-        for hidden, out in zip(self.up_hidden, self.up_out, strict=True):
-            x = self.norm(out(F.elu(self.norm(hidden(x)))) + skips.pop())
-        q_values: th.Tensor = self.head(x)
+        q_values: th.Tensor = self.head(super().forward(x))
         return q_values

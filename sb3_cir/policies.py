@@ -8,13 +8,14 @@ from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN, create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_cir.networks import UShapeCritic
+from sb3_cir.ablations import CRITICS, choose
+from sb3_cir.networks import UShape, UShapeCritic, check_widths
 
 
 class CIRCritic(ContinuousCritic):
@@ -31,6 +32,7 @@ class CIRCritic(ContinuousCritic):
     :param share_features_extractor: Whether the features extractor is the actor's; it then learns from the actor's loss
         alone
     :param avg_r_norm_coef: c of AvgRNorm
+    :param network: The stack of Q-functions
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class CIRCritic(ContinuousCritic):
         n_critics: int = 2,
         share_features_extractor: bool = True,
         avg_r_norm_coef: float = 0.1,
+        network: type[UShapeCritic] = UShapeCritic,
     ):
         # No network of SB3's own: the stacked one below takes their place.
         super().__init__(
@@ -58,7 +61,7 @@ class CIRCritic(ContinuousCritic):
         )
         self.n_critics = n_critics
         in_features = features_dim + get_action_dim(action_space)
-        self.q_network = UShapeCritic(n_critics, in_features, net_arch, avg_r_norm_coef)
+        self.q_network = network(n_critics, in_features, net_arch, avg_r_norm_coef)
 
     def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
@@ -79,7 +82,7 @@ class CIRCritic(ContinuousCritic):
     def saturation(self, obs: PyTorchObs, actions: th.Tensor, threshold: float = 0.97) -> th.Tensor:
         """
         Share of the constrained input's units that tanh has flattened, where hardly any gradient passes: CIR's own
-        failure mode.
+        failure mode. With another squash than tanh it says little.
 
         :param obs: Observations
         :param actions: ``(batch, n_actions)`` in [-1, 1]
@@ -147,6 +150,32 @@ class CIRActor(Actor):
             self.action_dist = ExactSquashedGaussian(get_action_dim(self.action_space))  # type: ignore[assignment]
 
 
+class LayerNormActor(CIRActor):
+    """The actor's MLP with a LayerNorm after each hidden linear layer (variant ActorLN)."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        layers = create_mlp(self.features_dim, -1, self.net_arch, self.activation_fn, post_linear_modules=[nn.LayerNorm])
+        self.latent_pi = nn.Sequential(*layers)
+
+
+class UShapeActor(CIRActor):
+    """
+    An actor with the critic's network for a body (variant ActorCIR): one U-shape, then mean and log_std as linear heads.
+
+    :param avg_r_norm_coef: c of AvgRNorm
+    """
+
+    def __init__(self, *args: Any, avg_r_norm_coef: float = 0.1, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        check_widths(self.net_arch, "pi")
+        stack = UShape(1, self.features_dim, self.net_arch, avg_r_norm_coef)
+        self.latent_pi = nn.Sequential(stack, nn.Flatten(0, 1))
+
+
+ACTORS: dict[str, type[CIRActor]] = {"CIR": CIRActor, "ActorLN": LayerNormActor, "ActorCIR": UShapeActor}
+
+
 class CIRPolicy(SACPolicy):
     """
     Policy with SAC's actor and CIR's critic. Also serves SB3's own SAC: ``SAC(CIRPolicy, env)``.
@@ -157,8 +186,13 @@ class CIRPolicy(SACPolicy):
     :param net_arch: ``dict(pi=[...], qf=[...])``: hidden layers of the actor's MLP, and the width of each of the critic's
         down-sampling layers (all equal). One list serves both. Default: the paper's ``[512, 512]``.
     :param avg_r_norm_coef: c of AvgRNorm (section 5.1)
+    :param critic_network: A label of ``ablations.CRITICS``, for the paper's variants of the critic, or a ``UShapeCritic`` of
+        your own.
+    :param actor_network: "CIR", "ActorLN" or "ActorCIR" (the paper's variants of the actor)
+    :param critic_weight_decay: Decoupled weight decay on the critic's Adam, as AdamW has it (variant WD)
     :param kwargs: What else SB3's ``SACPolicy`` takes. ``activation_fn`` is the actor's; the critic's is always elu.
-    :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, or if c is not positive.
+    :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, if c is not positive, if
+        the weight decay is negative, or if there is no network of the given name.
     """
 
     def __init__(
@@ -169,29 +203,54 @@ class CIRPolicy(SACPolicy):
         net_arch: list[int] | dict[str, list[int]] | None = None,
         *,
         avg_r_norm_coef: float = 0.1,
+        critic_network: str | type[UShapeCritic] = "CIR",
+        actor_network: str = "CIR",
+        critic_weight_decay: float = 0.0,
         **kwargs: Any,
     ):
         if kwargs.get("n_critics", 2) < 1:
             raise ValueError(f"n_critics={kwargs['n_critics']}: at least 1 critic is needed.")
         if not avg_r_norm_coef > 0:
             raise ValueError(f"avg_r_norm_coef={avg_r_norm_coef}: it must be positive (paper: 0.1).")
+        if not critic_weight_decay >= 0:
+            raise ValueError(f"critic_weight_decay={critic_weight_decay}: it must not be negative.")
+        if isinstance(critic_network, str):
+            choose(CRITICS, "critic_network", critic_network)
+        choose(ACTORS, "actor_network", actor_network)
         self.avg_r_norm_coef = avg_r_norm_coef
+        self.critic_network = critic_network
+        self.actor_network = actor_network
+        self.critic_weight_decay = critic_weight_decay
         if net_arch is None:
             net_arch = dict(pi=[512, 512], qf=[512, 512])
         super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
 
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if self.critic_weight_decay:
+            for group in self.critic.optimizer.param_groups:
+                group.update(weight_decay=self.critic_weight_decay, decoupled_weight_decay=True)
+
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
-        return CIRActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        actor_class = ACTORS[self.actor_network]
+        if actor_class is UShapeActor:
+            kwargs["avg_r_norm_coef"] = self.avg_r_norm_coef
+        return actor_class(**kwargs).to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
         del kwargs["activation_fn"]
-        return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef).to(self.device)
+        network = CRITICS[self.critic_network] if isinstance(self.critic_network, str) else self.critic_network
+        return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef, network=network).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
             **super()._get_constructor_parameters(),
             "avg_r_norm_coef": self.avg_r_norm_coef,
+            "critic_network": self.critic_network,
+            "actor_network": self.actor_network,
+            "critic_weight_decay": self.critic_weight_decay,
             # SB3 leaves this one out, so a policy saved with a shared extractor came back with two.
             "share_features_extractor": self.share_features_extractor,
         }

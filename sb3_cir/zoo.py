@@ -1,4 +1,7 @@
-"""CIR in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file alone knows rl_zoo3."""
+"""
+CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file alone knows
+rl_zoo3.
+"""
 
 import functools
 import importlib
@@ -7,11 +10,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.cir import CIR
 
-ALGOS: dict[str, type[BaseAlgorithm]] = {"cir": CIR}
+ALGOS: dict[str, type[BaseAlgorithm]] = {
+    "cir": CIR,
+    "sac_tanh": SACTanh,
+    "sac_tanh_norm": SACTanhNorm,
+    "simba": SimBa,
+    "simba_smr": SimBaSMR,
+}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -19,14 +30,14 @@ HYPERPARAMS = next((place for place in _PLACES if place.is_dir()), _PLACES[0])
 
 
 def register() -> None:
-    """Make CIR known to RL Zoo in this process; an installed package has done it already (see ``zoo_hook.py``)."""
+    """Make our algorithms known to RL Zoo in this process; an installed package has done it already (see ``zoo_hook.py``)."""
     for name in _AMENDMENTS:
         amend(importlib.import_module(name))
 
 
 def amend(module: ModuleType) -> None:
     """
-    Add what CIR needs to one of RL Zoo's modules.
+    Add what our algorithms need to one of RL Zoo's modules.
 
     :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt`` and ``rl_zoo3.exp_manager``
     """
@@ -37,24 +48,35 @@ def _add_algorithms(utils: ModuleType) -> None:
     utils.ALGOS.update(ALGOS)
 
 
-def _add_search_space(hyperparams_opt: ModuleType) -> None:
-    hyperparams_opt.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, hyperparams_opt)
-    hyperparams_opt.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
+def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
+    samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
+    samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
+    for algo in ("simba", "simba_smr"):
+        samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
+    for algo in ("sac_tanh", "sac_tanh_norm"):
+        samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
 
 
 def _find_our_yaml(exp_manager: ModuleType) -> None:
-    """RL Zoo looks for ``<algo>.yml`` in its own folder; for our algorithms ours is meant."""
+    """
+    RL Zoo looks for ``<algo>.yml`` in its own folder. Ours is meant for our algorithms, and for another's where only ours has
+    the environment.
+    """
     manager = exp_manager.ExperimentManager
     init = manager.__init__
     if hasattr(init, "__wrapped__"):
         return
     signature = inspect.signature(init)
+    zoo_folder = Path(inspect.getfile(exp_manager)).parent
 
     @functools.wraps(init)
     def with_our_yaml(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        if arguments.get("config") is None and arguments["algo"] in ALGOS:
-            arguments["config"] = str(HYPERPARAMS / f"{arguments['algo']}.yml")
+        ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
+        env_id = arguments["env_id"]
+        is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        if arguments.get("config") is None and is_ours:
+            arguments["config"] = str(ours)
         init(**arguments)
 
     manager.__init__ = with_our_yaml
@@ -89,9 +111,13 @@ def _amend_manager(exp_manager: ModuleType) -> None:
 
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
-    "rl_zoo3.hyperparams_opt": _add_search_space,
+    "rl_zoo3.hyperparams_opt": _add_search_spaces,
     "rl_zoo3.exp_manager": _amend_manager,
 }
+
+
+def _has(hyperparams: Path, env_id: str) -> bool:
+    return hyperparams.is_file() and env_id in yaml.safe_load(hyperparams.read_text(encoding="utf-8"))
 
 
 def sample_cir_params(
@@ -108,10 +134,7 @@ def sample_cir_params(
     :return: Arguments for CIR
     """
     sampled = {
-        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
-        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
-        "batch_size_pow": trial.suggest_int("batch_size_pow", 5, 10),
-        "tau": trial.suggest_float("tau", 0.001, 0.05, log=True),
+        **_sample_usual_params(trial),
         "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
         "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
         "width": trial.suggest_categorical("width", [128, 256, 512]),
@@ -120,10 +143,7 @@ def sample_cir_params(
     }
     if additional_args["using_her_replay_buffer"]:
         sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
-    params = convert_cir_params(sampled)
-    for name in ("gamma", "batch_size"):
-        trial.set_user_attr(name, params[name])
-    return params
+    return _as_arguments(trial, convert_cir_params(sampled))
 
 
 def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
@@ -131,11 +151,62 @@ def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
     :param sampled: A trial's values, by the names in :func:`sample_cir_params`
     :return: Arguments for CIR
     """
-    params = dict(sampled)
+    params = _convert_usual_params(sampled)
     width = params.pop("width")
-    params["gamma"] = 1 - params.pop("one_minus_gamma")
-    params["batch_size"] = 2 ** params.pop("batch_size_pow")
     params["policy_kwargs"] = dict(
         net_arch=dict(pi=[width, width], qf=[width] * params.pop("depth")), avg_r_norm_coef=params.pop("avg_r_norm_coef")
     )
+    return params
+
+
+def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """
+    SimBa's search space for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
+
+    :param trial: The Optuna trial
+    :param n_actions: Size of the action
+    :param n_envs: Number of environments
+    :param additional_args: Not used
+    :return: Arguments for SimBa
+    """
+    sampled = {
+        **_sample_usual_params(trial),
+        "actor_width": trial.suggest_categorical("actor_width", [64, 128, 256]),
+        "critic_width": trial.suggest_categorical("critic_width", [128, 256, 512]),
+        "critic_blocks": trial.suggest_int("critic_blocks", 1, 3),
+    }
+    return _as_arguments(trial, convert_simba_params(sampled))
+
+
+def convert_simba_params(sampled: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled: A trial's values, by the names in :func:`sample_simba_params`
+    :return: Arguments for SimBa
+    """
+    params = _convert_usual_params(sampled)
+    critic = [params.pop("critic_width")] * params.pop("critic_blocks")
+    params["policy_kwargs"] = dict(net_arch=dict(pi=[params.pop("actor_width")], qf=critic))
+    return params
+
+
+def _sample_usual_params(trial: Any) -> dict[str, Any]:
+    return {
+        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
+        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
+        "batch_size_pow": trial.suggest_int("batch_size_pow", 5, 10),
+        "tau": trial.suggest_float("tau", 0.001, 0.05, log=True),
+    }
+
+
+def _convert_usual_params(sampled: dict[str, Any]) -> dict[str, Any]:
+    params = dict(sampled)
+    params["gamma"] = 1 - params.pop("one_minus_gamma")
+    params["batch_size"] = 2 ** params.pop("batch_size_pow")
+    return params
+
+
+def _as_arguments(trial: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """Have Optuna's reports show these as they are used."""
+    for name in ("gamma", "batch_size"):
+        trial.set_user_attr(name, params[name])
     return params

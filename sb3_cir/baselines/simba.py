@@ -1,0 +1,444 @@
+"""
+SimBa: SAC with a network that scales (Lee et al., ICLR 2025, https://arxiv.org/abs/2410.09754), after the authors' JAX code
+(github.com/SonyResearch/simba).
+
+:class:`SimbaPolicy` is its network and works with SB3's SAC and sb3-contrib's TQC too; :class:`SimBa` is the whole method.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
+from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, preprocess_obs
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule
+from stable_baselines3.common.utils import polyak_update
+from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.sac.policies import Actor, SACPolicy
+from torch import nn
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from sb3_cir.cir import CIR, _minimise
+from sb3_cir.policies import CIRActor
+
+# The bounds that the original squeezes the actor's log_std into.
+LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+
+
+class RSNorm(BaseFeaturesExtractor):
+    """
+    Running-statistics normalisation: ``(o - mean) / sqrt(var + 1e-8)`` for each entry of a flat observation, with the mean
+    and variance of all observations so far. They are buffers, so they are saved and loaded with the policy.
+
+    :class:`SimBa` updates them once with each observation that it acts on while learning, as the original does. Other
+    algorithms do not know of them; there the batch of each actor update serves (``from_batches``). Otherwise, evaluation
+    above all, they are frozen.
+
+    :param observation_space: A Box
+    :raises ValueError: If it is another space.
+    """
+
+    mean: th.Tensor
+    var: th.Tensor
+    count: th.Tensor
+
+    def __init__(self, observation_space: spaces.Space[Any]):
+        if not isinstance(observation_space, spaces.Box):
+            raise ValueError(
+                f"RSNorm takes a Box, not {type(observation_space).__name__}: flatten it, e.g. sb3_cir.envs.FlatFloat32."
+            )
+        size = get_flattened_obs_dim(observation_space)
+        super().__init__(observation_space, size)
+        self.from_batches = True
+        # After a million observations one more moves the mean by less than float32 can hold.
+        self.register_buffer("mean", th.zeros(size, dtype=th.float64))
+        self.register_buffer("var", th.ones(size, dtype=th.float64))
+        self.register_buffer("count", th.zeros((), dtype=th.float64))
+
+    @th.no_grad()
+    def update(self, observations: th.Tensor) -> None:
+        """
+        Add observations to the statistics (Chan et al.'s formula for merging variances).
+
+        :param observations: ``(batch, ...)``
+        """
+        x = observations.flatten(start_dim=1).to(self.mean.dtype)
+        self.count += len(x)
+        share = len(x) / self.count
+        delta = x.mean(dim=0) - self.mean
+        self.var += share * (x.var(dim=0, correction=0) - self.var + (1 - share) * delta.square())
+        self.mean += share * delta
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        # Of all passes of SAC's or TQC's train(), only the actor's with the batch itself has gradients here: the critics
+        # share this module, and SB3 then runs it without.
+        if self.training and self.from_batches and th.is_grad_enabled():
+            self.update(observations)
+        mean, std = self.mean.to(observations.dtype), (self.var + 1e-8).sqrt().to(observations.dtype)
+        return (observations.flatten(start_dim=1) - mean) / std
+
+
+def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer with orthogonal weights of gain 1 and zero bias."""
+    layer = nn.Linear(in_features, out_features)
+    nn.init.orthogonal_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _he_normal(in_features: int, out_features: int) -> nn.Linear:
+    """A linear layer with He's normal weights, cut off at two standard deviations as JAX's are, and zero bias."""
+    layer = nn.Linear(in_features, out_features)
+    # The cut makes a normal distribution this much narrower.
+    std = math.sqrt(2 / in_features) / 0.87962566103423978
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _layer_norm(width: int) -> nn.LayerNorm:
+    """With flax's epsilon."""
+    return nn.LayerNorm(width, eps=1e-6)
+
+
+class ResidualBlock(nn.Module):
+    """
+    Pre-LN residual block: ``x + Linear(ReLU(Linear(LayerNorm(x))))``, four times as wide inside.
+
+    :param width: Size of input and output
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.branch = nn.Sequential(_layer_norm(width), _he_normal(width, 4 * width), nn.ReLU(), _he_normal(4 * width, width))
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        branch: th.Tensor = self.branch(x)
+        return x + branch
+
+
+def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Sequential:
+    """
+    Linear layer, residual blocks, LayerNorm.
+
+    :param in_features: Size of the input
+    :param widths: Width of each residual block, all equal
+    :param key: Where they stand in ``net_arch``, for the error
+    :return: The network, from ``(batch, in_features)`` to ``(batch, width)``
+    :raises ValueError: If there is no width, or if they differ.
+    """
+    if len(set(widths)) != 1:
+        raise ValueError(
+            f"net_arch['{key}']={list(widths)}: SimBa needs one width for each residual block, all equal, "
+            f"e.g. {key}=[512, 512] for two."
+        )
+    width = widths[0]
+    return nn.Sequential(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
+
+
+class SimbaActor(CIRActor):
+    """SAC's actor with exact log-probability, SimBa's body, and log_std squeezed smoothly into [-10, 2]."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.latent_pi = simba_encoder(self.features_dim, self.net_arch, "pi")
+        if not self.use_sde:
+            action_dim = get_action_dim(self.action_space)
+            self.mu, self.log_std = (_orthogonal(self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
+
+    def get_action_dist_params(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
+        if self.use_sde:
+            return super().get_action_dist_params(obs)
+        assert isinstance(self.log_std, nn.Module)
+        latent = self.latent_pi(self.extract_features(obs, self.features_extractor))
+        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + th.tanh(self.log_std(latent)))
+        return self.mu(latent), log_std, {}
+
+
+class SimbaCritic(ContinuousCritic):
+    """
+    SimBa's Q-functions; called, it returns one ``(batch, 1)`` tensor for each, like any SB3 critic.
+
+    :param n_critics: Number of critics
+    :param n_outputs: Values that each gives
+    :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
+    """
+
+    def __init__(self, *, n_critics: int = 2, n_outputs: int = 1, **kwargs: Any):
+        # No network of SB3's own: those below take their place.
+        super().__init__(n_critics=0, **kwargs)
+        self.n_critics = n_critics
+        in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
+        for index in range(n_critics):
+            encoder = simba_encoder(in_features, kwargs["net_arch"], "qf")
+            q_network = nn.Sequential(encoder, _orthogonal(kwargs["net_arch"][-1], n_outputs))
+            self.add_module(f"qf{index}", q_network)
+            self.q_networks.append(q_network)
+
+    @property
+    def quantiles_total(self) -> int:
+        raise TypeError("TQC needs critics of quantiles: give it policy_kwargs=dict(n_quantiles=25).")
+
+
+class SimbaQuantileCritic(SimbaCritic):
+    """
+    The same for sb3-contrib's TQC; called, it returns ``(batch, n_critics, n_quantiles)``.
+
+    :param n_quantiles: Number of quantiles that each critic estimates
+    """
+
+    def __init__(self, *, n_quantiles: int, **kwargs: Any):
+        super().__init__(n_outputs=n_quantiles, **kwargs)
+        self.n_quantiles = n_quantiles
+
+    @property
+    def quantiles_total(self) -> int:
+        return self.n_critics * self.n_quantiles
+
+    def forward(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:  # type: ignore[override]
+        return th.stack(super().forward(obs, actions), dim=1)
+
+
+class SimbaPolicy(SACPolicy):
+    """
+    SimBa's network for SAC, and with ``n_quantiles`` for sb3-contrib's TQC: ``SAC(SimbaPolicy, env)``,
+    ``TQC(SimbaPolicy, env, policy_kwargs=dict(n_quantiles=25))``. The learning rate is the algorithm's; SimBa's is 1e-4.
+
+    :param observation_space: Observation space, a Box
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule
+    :param net_arch: ``dict(pi=[...], qf=[...])``: for actor and critics the width of each residual block (equal in each
+        list). Default: the original's ``dict(pi=[128], qf=[512, 512])``.
+    :param n_quantiles: Number of quantiles of each critic, for TQC
+    :param features_extractor_class: What observations go through. One object serves actor, critics and target critics when
+        it is :class:`RSNorm`.
+    :param optimizer_class: AdamW
+    :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=0.01)``, on all parameters, as the original's.
+    :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
+    :param kwargs: What else SB3's ``SACPolicy`` takes
+    :raises ValueError: If the observation space is no Box, if a list of ``net_arch`` is empty or unequal, or if statistics
+        would not be shared.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        *,
+        n_quantiles: int | None = None,
+        features_extractor_class: type[BaseFeaturesExtractor] = RSNorm,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.AdamW,
+        optimizer_kwargs: dict[str, Any] | None = None,
+        share_features_extractor: bool = True,
+        **kwargs: Any,
+    ):
+        if features_extractor_class is RSNorm and not share_features_extractor:
+            raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
+        self.n_quantiles = n_quantiles
+        super().__init__(
+            observation_space,
+            action_space,
+            lr_schedule,
+            dict(pi=[128], qf=[512, 512]) if net_arch is None else net_arch,
+            features_extractor_class=features_extractor_class,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=dict(weight_decay=1e-2) if optimizer_kwargs is None else optimizer_kwargs,
+            share_features_extractor=share_features_extractor,
+            **kwargs,
+        )
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if isinstance(self.actor.features_extractor, RSNorm):
+            self.critic_target.features_extractor = self.actor.features_extractor
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
+        return SimbaActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        if self.n_quantiles is None:
+            return SimbaCritic(**kwargs).to(self.device)
+        return SimbaQuantileCritic(**kwargs, n_quantiles=self.n_quantiles).to(self.device)
+
+    def observe(self, obs: np.ndarray) -> None:
+        """
+        Add observations to the running statistics, if there are any, and let batches add none from now on.
+
+        :param obs: ``(n_envs, ...)``
+        """
+        if isinstance(self.actor.features_extractor, RSNorm):
+            self.actor.features_extractor.from_batches = False
+            observations = preprocess_obs(self.obs_to_tensor(obs)[0], self.observation_space, self.normalize_images)
+            assert isinstance(observations, th.Tensor)
+            self.actor.features_extractor.update(observations)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            **super()._get_constructor_parameters(),
+            "n_quantiles": self.n_quantiles,
+            "share_features_extractor": self.share_features_extractor,
+        }
+
+
+def horizon_discount(n_steps: float) -> float:
+    """
+    SimBa's discount, from TD-MPC2: a fifth of an episode as horizon, within [0.95, 0.995].
+
+    :param n_steps: Steps of the agent in an episode that reaches its time limit
+    :return: The discount
+    """
+    return max(min(1 - 5 / n_steps, 0.995), 0.95)
+
+
+def episode_steps(env: VecEnv) -> float:
+    """
+    :param env: Environments
+    :return: Steps of the agent in an episode that reaches its time limit. Where Gymnasium knows no limit: 500, which is
+        dm_control's 1,000 with every action taken twice.
+    """
+    spec = env.get_attr("spec", 0)[0]
+    limit = None if spec is None else spec.max_episode_steps
+    if limit is None:
+        return 500
+    repeat = env.get_attr("repeat", 0)[0] if env.has_attr("repeat") else 1
+    return float(limit / repeat)
+
+
+class SimBa(CIR):
+    """
+    SimBa with SAC, at the original's hyperparameters for all its benchmarks.
+
+    Built on :class:`CIR` for its loop (reuse of batches, checks of what the environment gives, logging) and its target,
+    which at λ = 1 is that of clipped double Q-learning. Otherwise it follows the original code: in each update actor,
+    temperature, critics, target critics, each with what the one before has become.
+
+    Left out: JAX's compilation and mixed precision. Different: n-step returns and the rescaling of actions are SB3's, and the
+    statistics have the very first observation of the run too.
+
+    Arguments not named here are SAC's, by keyword.
+
+    :param policy: "MlpPolicy" or a policy class
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: For actor, critics and temperature
+    :param episodic: Whether episodes can end otherwise than by a time limit. If so there are two critics and the minimum
+        of them (CDQ), else a single one. dm_control's never do.
+    :param gamma: Discount, or "auto" for :func:`horizon_discount` of the environment's time limit
+    :param gradient_steps: Batches, and updates, for each step (UTD)
+    :param sample_reuse: Updates with each batch (SMR)
+    :param learning_starts: Steps of uniformly random actions before learning
+    :param ent_coef: Temperature, learned from 0.01 on
+    :param target_entropy: "auto" is minus HALF the number of actions
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SimbaPolicy}
+    policy: SimbaPolicy
+
+    def __init__(
+        self,
+        policy: str | type[SimbaPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-4,
+        *,
+        episodic: bool = True,
+        gamma: float | str = "auto",
+        gradient_steps: int = 2,
+        sample_reuse: int = 1,
+        learning_starts: int = 5_000,
+        ent_coef: str | float = "auto_0.01",
+        target_entropy: str | float = "auto",
+        policy_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            gamma=gamma,  # type: ignore[arg-type]
+            gradient_steps=gradient_steps,
+            sample_reuse=sample_reuse,
+            learning_starts=learning_starts,
+            ent_coef=ent_coef,
+            target_entropy=target_entropy,
+            policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
+            convex_coef=1.0,
+            **kwargs,
+        )
+
+    def _setup_model(self) -> None:
+        if isinstance(self.gamma, str):
+            assert self.env is not None
+            self.gamma = horizon_discount(episode_steps(self.env))
+        if self.target_entropy == "auto":
+            self.target_entropy = -0.5 * get_action_dim(self.action_space)
+        super()._setup_model()
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        # Only learning comes here, once a step: predict() does not.
+        assert isinstance(self._last_obs, np.ndarray)
+        self.policy.observe(self._last_obs)
+        return super()._sample_action(*args, **kwargs)
+
+    def _update(self, batch: ReplayBufferSamples) -> dict[str, th.Tensor]:
+        """
+        One update of actor, temperature, critics and target critics, in this order.
+
+        :param batch: Sampled transitions
+        :return: Scalars for the logger, on the model's device
+        """
+        if self.use_sde:
+            self.actor.reset_noise()
+        actions, log_prob = self.actor.action_log_prob(batch.observations)
+        smallest_q = th.cat(self.critic(batch.observations, actions), dim=1).amin(dim=1)
+        actor_loss = (self._temperature() * log_prob - smallest_q).mean()
+        _minimise(actor_loss, self.actor.optimizer)
+        scalars = {"actor_loss": actor_loss.detach()}
+
+        if self.log_ent_coef is not None and self.ent_coef_optimizer is not None:
+            assert isinstance(self.target_entropy, float)
+            ent_coef_loss = -(self.log_ent_coef.exp() * (log_prob.detach() + self.target_entropy)).mean()
+            _minimise(ent_coef_loss, self.ent_coef_optimizer)
+            scalars["ent_coef_loss"] = ent_coef_loss.detach()
+
+        ent_coef = self._temperature()
+        target = self._target(batch, ent_coef)
+        q_values = self.critic(batch.observations, batch.actions)
+        critic_loss = th.stack([F.mse_loss(q_value, target) for q_value in q_values]).sum()
+        _minimise(critic_loss, self.critic.optimizer)
+        if self._n_updates % self.target_update_interval == 0:
+            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+        return scalars | {
+            "critic_loss": critic_loss.detach(),
+            "ent_coef": ent_coef.squeeze(),
+            "q_mean": th.cat(q_values).detach().mean(),
+        }
+
+    def learn(self, *args: Any, **kwargs: Any) -> Self:
+        """Learn; all arguments are SAC's. The run's name for TensorBoard is the class's unless given."""
+        return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)
+
+    def _temperature(self) -> th.Tensor:
+        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
+
+
+class SimBaSMR(SimBa):
+    """SimBa with SMR in place of UTD: two updates with one batch for each step, instead of two batches."""
+
+    def __init__(
+        self,
+        policy: str | type[SimbaPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-4,
+        *,
+        gradient_steps: int = 1,
+        sample_reuse: int = 2,
+        **kwargs: Any,
+    ):
+        super().__init__(policy, env, learning_rate, gradient_steps=gradient_steps, sample_reuse=sample_reuse, **kwargs)

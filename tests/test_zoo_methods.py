@@ -1,0 +1,174 @@
+"""Variants and compared methods in RL Zoo: their hyperparameters, their search spaces, and training with each."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from stable_baselines3 import SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from sb3_cir import CIR
+from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, dmc_id
+from sb3_cir.variants import METHODS, VARIANTS, arguments, as_zoo_params, main, zoo_command
+
+pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
+import rl_zoo3.exp_manager
+import rl_zoo3.hyperparams_opt
+import rl_zoo3.train
+
+from sb3_cir import zoo
+
+zoo.register()
+
+STEPS = 300
+TINY = dict(learning_starts=STEPS - 20, batch_size=16, buffer_size=1000)
+NET_ARCH = dict(pi=[16, 16], qf=[16, 16])
+
+
+def config(algo: str, env_id: str, **kwargs: Any) -> Path:
+    """The yaml that RL Zoo settles on."""
+    return Path(rl_zoo3.exp_manager.ExperimentManager(argparse.Namespace(), algo, env_id, "logs", **kwargs).config)
+
+
+def test_names() -> None:
+    assert zoo.ALGOS.keys() | {"sac"} == METHODS.keys()
+    assert rl_zoo3.utils.ALGOS.items() >= zoo.ALGOS.items()
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_yaml(algo: str) -> None:
+    """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
+    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{algo}.yml").read_text())
+    for task in (*DMC_EASY_MEDIUM, *DMC_HARD):
+        entry = dict(hyperparams[dmc_id(task)])
+        assert entry.pop("n_timesteps") == (250_000 if task in DMC_EASY_MEDIUM else 500_000)
+        assert entry.pop("env_wrapper") == "sb3_cir.envs.paper_protocol"
+        assert entry["policy"] == "MlpPolicy"
+    model_class = zoo.ALGOS.get(algo, SAC)
+    model = model_class(env="Pendulum-v1", device="cpu", **entry | dict(buffer_size=10))
+    updates = model.gradient_steps * getattr(model, "sample_reuse", 1)
+    assert updates == 2
+    if "simba" in algo:
+        assert model.critic.n_critics == 1
+
+
+def test_yaml_of_other_peoples_algorithm() -> None:
+    """SAC's on dm_control is ours, since RL Zoo has none; all else stays RL Zoo's."""
+    ours, theirs = zoo.HYPERPARAMS, Path(rl_zoo3.__file__).parent / "hyperparams"
+    assert config("sac", "dm_control/cartpole-balance-v0") == ours / "sac.yml"
+    assert config("sac", "Pendulum-v1") == theirs / "sac.yml"
+    assert config("sac", "CartPole-v1") == theirs / "sac.yml"
+    assert config("tqc", "dm_control/cartpole-balance-v0") == theirs / "tqc.yml"
+    assert config("simba", "CartPole-v1") == ours / "simba.yml"
+    assert config("sac", "dm_control/cartpole-balance-v0", config="mine.yml") == Path("mine.yml")
+
+
+def test_their_yaml_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should RL Zoo get an entry of its own, or ours one that RL Zoo has."""
+    (tmp_path / "sac.yml").write_text("{Pendulum-v1: {}, CartPole-v1: {}}")
+    monkeypatch.setattr(zoo, "HYPERPARAMS", tmp_path)
+    assert config("sac", "CartPole-v1") == tmp_path / "sac.yml"
+    assert config("sac", "Pendulum-v1") != tmp_path / "sac.yml"
+
+
+@pytest.mark.parametrize("algo", zoo.ALGOS)
+def test_search_space(algo: str) -> None:
+    """What a trial samples, and what is converted from its values later, builds a model."""
+    optuna = pytest.importorskip("optuna", reason="needs Optuna")
+    trial = optuna.create_study().ask()
+    additional = dict(using_her_replay_buffer=False, her_kwargs={})
+    sampled = rl_zoo3.hyperparams_opt.HYPERPARAMS_SAMPLER[algo](trial, 1, 1, additional)
+    assert rl_zoo3.hyperparams_opt.HYPERPARAMS_CONVERTER[algo](trial.params) == sampled
+    model = zoo.ALGOS[algo]("MlpPolicy", "Pendulum-v1", buffer_size=10, device="cpu", **sampled)
+    assert model.gamma == trial.user_attrs["gamma"]
+
+
+def small_params(algo: str, variant: str | None = None) -> list[str]:
+    """``-params`` for a quick run, with narrow networks unless the variant is about size."""
+    params = TINY | ({} if variant is None else arguments(variant))
+    net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo else NET_ARCH
+    params["policy_kwargs"] = dict(net_arch=net_arch) | params.get("policy_kwargs", {})
+    return ["-params", *as_zoo_params(params)]
+
+
+def check_trained(folder: Path, algo: str, model_class: type[BaseAlgorithm], env_id: str = "Pendulum-v1") -> BaseAlgorithm:
+    """RL Zoo has saved a model that has learnt for as long as it should and that loads."""
+    (path,) = folder.glob(f"{algo}/*/*.zip")
+    model = model_class.load(path, device="cpu", buffer_size=1)
+    assert path.stem == env_id.replace("/", "-")
+    assert model.num_timesteps == STEPS
+    assert model._n_updates >= 20
+    action, _ = model.predict(np.zeros(model.observation_space.shape, np.float32), deterministic=True)
+    assert np.isfinite(action).all()
+    return model
+
+
+def check_arguments(model: BaseAlgorithm, expected: dict[str, Any]) -> None:
+    """The model was made with these, whatever else."""
+    for name, value in expected.items():
+        if name == "policy_kwargs":
+            assert model.policy_kwargs.items() >= value.items()
+        else:
+            assert getattr(model, name) == value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variant_trains(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By RL Zoo's own ``train()``, without a start of Python for each."""
+    command = zoo_command("cir", "Pendulum-v1")[2:]
+    options = ["-n", str(STEPS), "--eval-freq", "-1", "-f", str(tmp_path), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", [*command, *options, *small_params("cir", variant)])
+    rl_zoo3.train.train()
+    model = check_trained(tmp_path, "cir", CIR)
+    check_arguments(model, dict(policy_kwargs=dict(net_arch=NET_ARCH)) | arguments(variant))
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """A shell's environment in which ``python`` is ours and knows our algorithms, installed or not."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if not any(type(finder).__name__ == '_AfterImport' for finder in sys.meta_path):\n"
+        "    import sb3_cir.zoo_hook\n"
+    )
+    root = Path(__file__).parent.parent
+    return os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", METHODS)
+def test_method_trains(algo: str, tmp_path: Path, shell: dict[str, str]) -> None:
+    """SAC on dm_control, where its yaml is ours."""
+    env_id = "dm_control/cartpole-balance-v0" if algo == "sac" else "Pendulum-v1"
+    if algo == "sac":
+        pytest.importorskip("dm_control", reason="needs the dm-control extra")
+    options = ["-n", str(STEPS), "--eval-freq", "-1", "-f", str(tmp_path), "--device", "cpu", *small_params(algo)]
+    subprocess.run([*zoo_command(algo, env_id), *options], env=shell, cwd=tmp_path, check=True)
+    check_trained(tmp_path, algo, zoo.ALGOS.get(algo, SAC), env_id)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["no_tanh", "width_128"])
+def test_printed_command(
+    variant: str, tmp_path: Path, shell: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ``python -m sb3_cir.variants`` prints it, given to a shell; here with fewer steps than there are before learning."""
+    monkeypatch.setattr(sys, "argv", ["variants", "--env", "Pendulum-v1"])
+    main()
+    listing = capsys.readouterr().out.splitlines()
+    (index,) = [index for index, line in enumerate(listing) if line.startswith(f"cir:{variant} ")]
+    line = f"{listing[index + 1].strip()} -n 50 --eval-freq -1 -f {tmp_path} --device cpu"
+    subprocess.run(line, shell=True, env=shell, cwd=tmp_path, check=True)
+    (path,) = tmp_path.glob("cir/*/*.zip")
+    check_arguments(CIR.load(path, buffer_size=1), arguments(variant))
