@@ -171,7 +171,7 @@ class CIR(SAC):
         # The sum over critics of their mean squared errors; SB3's SAC takes half of it.
         q_values = th.cat(self.critic(batch.observations, batch.actions), dim=1)
         critic_loss = (q_values - self._target(batch, ent_coef)).square().mean(dim=0).sum()
-        _minimise(critic_loss, self.critic.optimizer)
+        minimise(critic_loss, self.critic.optimizer)
 
         update_target = self._n_updates % self.target_update_interval == 0
         if update_target:
@@ -181,7 +181,7 @@ class CIR(SAC):
         # The mean over critics, where SAC takes their minimum.
         q_values_pi = th.cat(self.critic(batch.observations, actions), dim=1)
         actor_loss = (ent_coef * log_prob).mean() - q_values_pi.mean()
-        _minimise(actor_loss, self.actor.optimizer)
+        minimise(actor_loss, self.actor.optimizer)
 
         if update_target:
             # Running statistics of a features extractor are copied whole, as in SAC, once the last pass has moved them.
@@ -197,7 +197,7 @@ class CIR(SAC):
             assert isinstance(self.target_entropy, float)
             # The authors multiply with alpha where SB3 multiplies with its logarithm.
             ent_coef_loss = -(self.log_ent_coef.exp() * (log_prob.detach() + self.target_entropy)).mean()
-            _minimise(ent_coef_loss, self.ent_coef_optimizer)
+            minimise(ent_coef_loss, self.ent_coef_optimizer)
             scalars["ent_coef_loss"] = ent_coef_loss.detach()
         return scalars
 
@@ -290,7 +290,7 @@ class CIR(SAC):
         )
 
 
-def _minimise(loss: th.Tensor, optimizer: th.optim.Optimizer) -> None:
+def minimise(loss: th.Tensor, optimizer: th.optim.Optimizer) -> None:
     """
     One step on ``loss``, with gradients for this optimiser's parameters only: the actor's loss passes through the critics,
     whose own gradients would be computed for nothing.

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from sb3_cir.cir import CIR, _minimise
+from sb3_cir.cir import CIR, minimise
 from sb3_cir.policies import CIRActor
 
 # The bounds that the original squeezes the actor's log_std into.
@@ -398,20 +398,20 @@ class SimBa(CIR):
         actions, log_prob = self.actor.action_log_prob(batch.observations)
         smallest_q = th.cat(self.critic(batch.observations, actions), dim=1).amin(dim=1)
         actor_loss = (self._temperature() * log_prob - smallest_q).mean()
-        _minimise(actor_loss, self.actor.optimizer)
+        minimise(actor_loss, self.actor.optimizer)
         scalars = {"actor_loss": actor_loss.detach()}
 
         if self.log_ent_coef is not None and self.ent_coef_optimizer is not None:
             assert isinstance(self.target_entropy, float)
             ent_coef_loss = -(self.log_ent_coef.exp() * (log_prob.detach() + self.target_entropy)).mean()
-            _minimise(ent_coef_loss, self.ent_coef_optimizer)
+            minimise(ent_coef_loss, self.ent_coef_optimizer)
             scalars["ent_coef_loss"] = ent_coef_loss.detach()
 
         ent_coef = self._temperature()
         target = self._target(batch, ent_coef)
         q_values = self.critic(batch.observations, batch.actions)
         critic_loss = th.stack([F.mse_loss(q_value, target) for q_value in q_values]).sum()
-        _minimise(critic_loss, self.critic.optimizer)
+        minimise(critic_loss, self.critic.optimizer)
         if self._n_updates % self.target_update_interval == 0:
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
         return scalars | {
