@@ -15,10 +15,10 @@ demo: install
 	$(BIN)/python -m benchmarks.demo
 
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: install
 	$(BIN)/ruff check .
