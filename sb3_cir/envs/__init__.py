@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from sb3_cir.envs import odrl
 from sb3_cir.envs.placeholders import register_placeholders
 from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, DMC_OTHER, dmc_id
 from sb3_cir.envs.wrappers import ActionRepeat, FlatFloat32, paper_protocol
@@ -21,6 +22,7 @@ def _dmc_spec(task: str) -> EnvSpec:
 def register() -> None:
     """Make the ids known to Gymnasium; those that another package has registered already stay that package's."""
     register_placeholders("shimmy", [_dmc_spec(task) for task in (*DMC_EASY_MEDIUM, *DMC_HARD, *DMC_OTHER)])
+    gym.registry.update({spec.id: spec for spec in odrl.specs() if spec.id not in gym.registry})
 
 
 def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, Any]:
