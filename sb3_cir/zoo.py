@@ -9,9 +9,15 @@ from typing import Any
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb3_cir.baselines.darc import DARC
+from sb3_cir.baselines.par import PAR
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.cir import CIR
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {"cir": CIR}
+OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
+ALGOS |= OFF_DYNAMICS
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -40,6 +46,14 @@ def _add_algorithms(utils: ModuleType) -> None:
 def _add_search_space(hyperparams_opt: ModuleType) -> None:
     hyperparams_opt.HYPERPARAMS_SAMPLER["cir"] = functools.partial(sample_cir_params, hyperparams_opt)
     hyperparams_opt.HYPERPARAMS_CONVERTER["cir"] = convert_cir_params
+    for table in (hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER):
+        table.update(dict.fromkeys(OFF_DYNAMICS, table["sac"]))
+
+
+def _amend_exp_manager(exp_manager: ModuleType) -> None:
+    # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
+    vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
+    _find_our_yaml(exp_manager)
 
 
 def _find_our_yaml(exp_manager: ModuleType) -> None:
@@ -63,7 +77,7 @@ def _find_our_yaml(exp_manager: ModuleType) -> None:
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_space,
-    "rl_zoo3.exp_manager": _find_our_yaml,
+    "rl_zoo3.exp_manager": _amend_exp_manager,
 }
 
 
