@@ -66,6 +66,8 @@ class TwoDomainReplayBuffer(ReplayBuffer):
             raise ValueError("optimize_memory_usage=True: a pair of replay buffers supports False only.")
         self.observation_space = observation_space
         self.action_space = action_space
+        # SB3 takes a loaded buffer without this attribute for one of an old version.
+        self.handle_timeout_termination = kwargs.get("handle_timeout_termination", True)
         make = functools.partial(
             _buffer_class(observation_space, kwargs), buffer_size, observation_space, action_space, device, **kwargs
         )

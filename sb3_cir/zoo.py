@@ -54,6 +54,7 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
     vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
     _find_our_yaml(exp_manager)
+    _save_with_suffix(exp_manager)
 
 
 def _find_our_yaml(exp_manager: ModuleType) -> None:
@@ -72,6 +73,33 @@ def _find_our_yaml(exp_manager: ModuleType) -> None:
         init(**arguments)
 
     manager.__init__ = with_our_yaml
+
+
+class _SavedWithSuffix:
+    """A model that adds ``.zip`` to the path it is saved to."""
+
+    def __init__(self, model: BaseAlgorithm):
+        self._model = model
+
+    def save(self, path: str) -> None:
+        self._model.save(f"{path}.zip")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _save_with_suffix(exp_manager: ModuleType) -> None:
+    """RL Zoo leaves ``.zip`` to SB3, which takes the end of ``odrl/walker2d-friction-0.5-v0`` for a suffix and adds none."""
+    manager = exp_manager.ExperimentManager
+    save = manager.save_trained_model
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @functools.wraps(save)
+    def save_trained_model(self: Any, model: BaseAlgorithm) -> None:
+        save(self, _SavedWithSuffix(model))
+
+    manager.save_trained_model = save_trained_model
 
 
 _AMENDMENTS = {
