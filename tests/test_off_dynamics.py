@@ -403,19 +403,17 @@ ALGORITHMS = [
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["CIR", "SAC", "DARC", "PAR"])
 @pytest.mark.parametrize("task", ODRL)
 def test_2000_steps_of_the_papers_tasks(task: str, algorithm) -> None:
-    """Each task learns by each method, with a tenth of the steps in the target; tiny networks, one update for five steps."""
+    """Each task learns by each method, with a tenth of the steps in the target; tiny networks, one update for ten steps."""
     pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
-    arguments = tiny(learning_starts=200, train_freq=5)
+    arguments = tiny(learning_starts=200, train_freq=10)
     model = algorithm("MlpPolicy", gym.make(f"odrl/{task}-v0", domain="source"), **arguments)
     before = [parameter.clone() for parameter in model.policy.parameters()]
-    callback = OffDynamicsCallback(eval_freq=2000, n_eval_episodes=1)
+    callback = OffDynamicsCallback(eval_freq=0)
     model.learn(2000, callback=callback)
     assert callback.target_steps == 200
     assert model.replay_buffer.target.size() == 200
     assert model.replay_buffer.source.pos == 0  # 2,000 of 2,000: full, and about to begin again
     assert model.replay_buffer.source.full
-    assert model._n_updates > 0
+    assert model._n_updates == 180 * getattr(model, "sample_reuse", 1)
     assert not all(map(th.equal, before, model.policy.parameters()))
     assert all(parameter.isfinite().all() for parameter in model.policy.parameters())
-    assert np.isfinite([callback.evaluations[0][f"{name}_return"] for name in ("source", "target")]).all()
-    assert np.isfinite(callback.evaluations[0]["target_score"])
