@@ -14,7 +14,11 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
+from sb3_cir.baselines.darc import DARC
+from sb3_cir.baselines.par import PAR
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.cir import CIR
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {
     "cir": CIR,
@@ -23,6 +27,8 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
     "simba": SimBa,
     "simba_smr": SimBaSMR,
 }
+OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
+ALGOS |= OFF_DYNAMICS
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -53,7 +59,7 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
     for algo in ("simba", "simba_smr"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
-    for algo in ("sac_tanh", "sac_tanh_norm"):
+    for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
 
 
@@ -104,15 +110,45 @@ def _save_after_ctrl_c(exp_manager: ModuleType) -> None:
     manager.learn = with_workers_gone
 
 
-def _amend_manager(exp_manager: ModuleType) -> None:
+class _SavedWithSuffix:
+    """A model that adds ``.zip`` to the path it is saved to."""
+
+    def __init__(self, model: BaseAlgorithm):
+        self._model = model
+
+    def save(self, path: str) -> None:
+        self._model.save(f"{path}.zip")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _save_with_suffix(exp_manager: ModuleType) -> None:
+    """RL Zoo leaves ``.zip`` to SB3, which takes the end of ``odrl/walker2d-friction-0.5-v0`` for a suffix and adds none."""
+    manager = exp_manager.ExperimentManager
+    save = manager.save_trained_model
+    if hasattr(save, "__wrapped__"):
+        return
+
+    @functools.wraps(save)
+    def save_trained_model(self: Any, model: BaseAlgorithm) -> None:
+        save(self, _SavedWithSuffix(model))
+
+    manager.save_trained_model = save_trained_model
+
+
+def _amend_exp_manager(exp_manager: ModuleType) -> None:
+    # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
+    vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
     _find_our_yaml(exp_manager)
     _save_after_ctrl_c(exp_manager)
+    _save_with_suffix(exp_manager)
 
 
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_spaces,
-    "rl_zoo3.exp_manager": _amend_manager,
+    "rl_zoo3.exp_manager": _amend_exp_manager,
 }
 
 

@@ -147,7 +147,7 @@ def test_yaml_entries_are_arguments_of_cir() -> None:
     from rl_zoo3.utils import ALGOS
 
     assert ALGOS["cir"] is CIR
-    zoos_own = {"env_wrapper", "n_timesteps"}
+    zoos_own = {"callback", "env_kwargs", "env_wrapper", "n_timesteps"}
     for entry in yaml.safe_load((zoo.HYPERPARAMS / "cir.yml").read_text()).values():
         CIR(env="Pendulum-v1", _init_setup_model=False, **{k: v for k, v in entry.items() if k not in zoos_own})
 

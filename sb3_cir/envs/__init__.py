@@ -6,6 +6,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
+from sb3_cir.envs import odrl
 from sb3_cir.envs.humanoid_bench import repair_imported
 from sb3_cir.envs.placeholders import register_placeholders
 from sb3_cir.envs.tasks import (
@@ -46,6 +47,7 @@ def register() -> None:
     register_placeholders(
         "humanoid_bench", [_humanoid_bench_spec(task) for task in (*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER)], repair_imported
     )
+    gym.registry.update({spec.id: spec for spec in odrl.specs() if spec.id not in gym.registry})
 
 
 def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, Any]:

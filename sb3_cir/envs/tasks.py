@@ -111,3 +111,17 @@ def normalised_return(task: str, episode_return: float) -> float:
     :raises KeyError: If there is no such task
     """
     return episode_return / {**HUMANOID_BENCH, **HUMANOID_BENCH_WIDER}[task] * 1000
+
+
+# ODRL's eight tasks in the paper, each with the returns of the random and the expert policy in the target domain.
+ODRL_REFERENCE_SCORES = {
+    "walker2d-friction-0.5": (10.08, 4229.348),
+    "walker2d-friction-5.0": (10.08, 4988.835),
+    "ant-friction-0.5": (-325.6, 8301.338),
+    "walker2d-gravity-0.5": (10.08, 5194.713),
+    "ant-gravity-0.5": (-325.6, 4317.065),
+    "ant-gravity-5.0": (-325.6, 6226.89),
+    "ant-kinematic-anklejnt-medium": (-325.6, 5139.832),
+    "ant-morph-alllegs-hard": (-325.6, 5139.832),
+}
+ODRL = tuple(ODRL_REFERENCE_SCORES)

@@ -1,0 +1,137 @@
+"""DARC: what it adds to SAC on two domains."""
+
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim
+from stable_baselines3.common.torch_layers import create_mlp
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+
+
+class DomainClassifiers(nn.Module):
+    """
+    Which domain a transition is from: one classifier sees (s, a, s'), the other (s, a).
+
+    :param obs_dim: Size of the observation
+    :param action_dim: Size of the action
+    :param net_arch: Hidden layers of each, with ReLU
+    """
+
+    def __init__(self, obs_dim: int, action_dim: int, net_arch: list[int]):
+        super().__init__()
+        self.sas = nn.Sequential(*create_mlp(2 * obs_dim + action_dim, 1, net_arch))
+        self.sa = nn.Sequential(*create_mlp(obs_dim + action_dim, 1, net_arch))
+
+    def forward(self, batch: ReplayBufferSamples, noise: float = 0.0) -> tuple[th.Tensor, th.Tensor]:
+        """
+        :param batch: Transitions
+        :param noise: Standard deviation of the Gaussian noise on the inputs of each classifier
+        :return: Log-odds of the target domain by (s, a, s') and by (s, a), each ``(batch, 1)``
+        """
+        assert isinstance(batch.observations, th.Tensor)
+        sa = th.cat([batch.observations, batch.actions], dim=1).float()
+        sas = th.cat([sa, batch.next_observations.float()], dim=1)
+        by_sas, by_sa = (
+            classifier(inputs + noise * th.randn_like(inputs) if noise else inputs)
+            for classifier, inputs in ((self.sas, sas), (self.sa, sa))
+        )
+        return by_sas, by_sa
+
+    def log_ratio(self, batch: ReplayBufferSamples) -> th.Tensor:
+        """
+        By Bayes' rule the difference of the two log-odds is the log-ratio of the dynamics.
+
+        :param batch: Transitions
+        :return: Estimate of ``log p_target(s' | s, a) - log p_source(s' | s, a)``, ``(batch, 1)``
+        """
+        by_sas, by_sa = self(batch)
+        difference: th.Tensor = by_sas - by_sa
+        return difference
+
+
+class DARC(TwoDomainSAC):
+    """
+    Domain Adaptation with Rewards from Classifiers (https://arxiv.org/abs/2006.13916), as ODRL runs it.
+
+    SAC on source transitions alone, with a reward for those that would be as likely in the target domain. ODRL's code
+    takes a softmax twice in the classifiers' loss, so that its odds are no odds; here the loss is the paper's.
+
+    :param args: SAC's arguments
+    :param correction_coef: Weight of the log-ratio in the reward
+    :param correction_starts: Steps in the source before classifiers learn and rewards change
+    :param classifier_freq: Gradient steps for one of the classifiers, on half a batch from each domain
+    :param classifier_noise: Standard deviation of the Gaussian noise on the classifiers' inputs while they learn. The
+        log-ratio they learn is that of the noisy transitions.
+    :param classifier_arch: Hidden layers of each classifier; default ``[256, 256]``
+    :param kwargs: SAC's arguments
+    :raises ValueError: If observations are no vectors, or with n-step returns.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        correction_coef: float = 1.0,
+        correction_starts: int = 100_000,
+        classifier_freq: int = 10,
+        classifier_noise: float = 1.0,
+        classifier_arch: list[int] | None = None,
+        **kwargs: Any,
+    ):
+        self.correction_coef = correction_coef
+        self.correction_starts = correction_starts
+        self.classifier_freq = classifier_freq
+        self.classifier_noise = classifier_noise
+        self.classifier_arch = [256, 256] if classifier_arch is None else classifier_arch
+        self.n_batches = 0
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        require_single_transitions(self)
+        obs_dim, action_dim = get_flattened_obs_dim(self.observation_space), get_action_dim(self.action_space)
+        self.classifiers = DomainClassifiers(obs_dim, action_dim, self.classifier_arch).to(self.device)
+        self.classifier_optimizer = th.optim.Adam(self.classifiers.parameters(), lr=self.lr_schedule(1))
+
+    def sample_batch(
+        self, pair: TwoDomainReplayBuffer, batch_size: int, env: VecNormalize | None = None
+    ) -> ReplayBufferSamples:
+        self.n_batches += 1
+        batch = pair.source.sample(batch_size, env)
+        if self.num_timesteps <= self.correction_starts:
+            return batch
+        if self.n_batches % self.classifier_freq == 0:
+            self.train_classifiers(*pair.sample_both(batch_size, env))
+        with th.no_grad():
+            correction = self.correction_coef * self.classifiers.log_ratio(batch)
+        self.logger.record("train/reward_correction", correction.mean().item())
+        return batch._replace(rewards=batch.rewards + correction)
+
+    def train_classifiers(self, source: ReplayBufferSamples, target: ReplayBufferSamples) -> None:
+        """
+        One step of both classifiers.
+
+        :param source: Transitions of the source domain
+        :param target: As many of the target domain
+        """
+        self._update_learning_rate(self.classifier_optimizer)
+        loss = th.zeros((), device=self.device)
+        for batch, label in ((source, 0.0), (target, 1.0)):
+            for log_odds in self.classifiers(batch, self.classifier_noise):
+                loss = loss + F.binary_cross_entropy_with_logits(log_odds, th.full_like(log_odds, label)) / 2
+        self.classifier_optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.classifier_optimizer.step()
+        self.logger.record("train/classifier_loss", loss.item())
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "classifiers", "classifier_optimizer"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, variables = super()._get_torch_save_params()
+        return [*state_dicts, "classifiers", "classifier_optimizer"], variables

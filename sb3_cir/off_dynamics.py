@@ -1,0 +1,315 @@
+"""
+Learning from two domains at once: a source domain with plenty of data and a target domain whose dynamics differ.
+
+Any off-policy algorithm of Stable-Baselines3 learns from both with the pair of replay buffers and the callback from here::
+
+    env = gymnasium.make("odrl/walker2d-friction-0.5-v0", domain="source")
+    model = CIR("MlpPolicy", env, replay_buffer_class=TwoDomainReplayBuffer)
+    model.learn(1e6, callback=OffDynamicsCallback())
+
+The model's own environment is the source. The protocol is ODRL's (https://arxiv.org/abs/2410.20750), online in both domains.
+"""
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.utils import safe_mean
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.envs.odrl import has_reference_score, normalized_score
+
+Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
+
+
+class TwoDomainReplayBuffer(ReplayBuffer):
+    """
+    Two replay buffers that never mix: what the algorithm adds goes to ``source``, what the callback adds to ``target``.
+
+    A batch has ``batch_size // 2`` transitions of the target, after those of the source. Saved and loaded as one.
+
+    :param buffer_size: Transitions that each of the two can hold
+    :param observation_space: Observation space, of both domains
+    :param action_space: Action space, of both domains
+    :param device: PyTorch device
+    :param n_envs: Number of source environments; the target is always one.
+    :param optimize_memory_usage: Not supported
+    :param kwargs: Passed on to both, e.g. ``handle_timeout_termination``. With ``n_steps`` and ``gamma`` both are SB3's
+        ``NStepReplayBuffer``.
+    :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations.
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        **kwargs: Any,
+    ):
+        # Nothing of its own is stored, so SB3's constructor, which allocates, is not called.
+        if optimize_memory_usage:
+            raise ValueError("optimize_memory_usage=True: a pair of replay buffers supports False only.")
+        self.observation_space = observation_space
+        self.action_space = action_space
+        # SB3 takes a loaded buffer without this attribute for one of an old version.
+        self.handle_timeout_termination = kwargs.get("handle_timeout_termination", True)
+        make = functools.partial(
+            _buffer_class(observation_space, kwargs), buffer_size, observation_space, action_space, device, **kwargs
+        )
+        self.source: ReplayBuffer = make(n_envs=n_envs)
+        self.target: ReplayBuffer = make(n_envs=1)
+
+    # SB3 moves a loaded buffer by setting its device.
+    @property
+    def device(self) -> th.device:
+        return self.source.device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        self.source.device = self.target.device = device
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Add a transition of each source environment."""
+        self.source.add(*args, **kwargs)
+
+    def size(self) -> int:
+        """:return: Steps held of each source environment"""
+        return self.source.size()
+
+    def reset(self) -> None:
+        """Empty both."""
+        self.source.reset()
+        self.target.reset()
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """
+        :param batch_size: Transitions, of both domains together
+        :param env: To normalise observations and rewards of both domains with
+        :return: Transitions of the source, then ``batch_size // 2`` of the target
+        :raises ValueError: If there is none of the target yet.
+        """
+        return join(*self.sample_both(batch_size, env))
+
+    def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
+        """
+        As :meth:`sample`, the two domains apart.
+
+        :return: Transitions of the source, and of the target
+        """
+        if self.target.size() == 0:
+            raise ValueError(
+                "There is no transition of the target domain yet: pass an OffDynamicsCallback to learn(), and let "
+                "learning_starts be at least its target_freq."
+            )
+        n_target = batch_size // 2
+        return self.source.sample(batch_size - n_target, env), self.target.sample(n_target, env)
+
+
+def _buffer_class(observation_space: spaces.Space[Any], kwargs: dict[str, Any]) -> type[ReplayBuffer]:
+    """SB3's choice of replay buffer, which it does not make when it is given one, and CIR's for 0-d entries."""
+    is_dict = isinstance(observation_space, spaces.Dict)
+    if "n_steps" in kwargs:
+        if is_dict:
+            raise ValueError(f"n_steps={kwargs['n_steps']}: n-step returns are not supported with Dict observations.")
+        return NStepReplayBuffer
+    if is_dict:
+        return ScalarDictReplayBuffer if has_scalar_entries(observation_space) else DictReplayBuffer
+    return ReplayBuffer
+
+
+def join(first: Samples, second: Samples) -> Samples:
+    """
+    :param first: Transitions
+    :param second: More of the same kind
+    :return: All of them, in this order
+    """
+
+    def cat(a: Any, b: Any) -> Any:
+        if a is None:
+            return None
+        return {key: th.cat([a[key], b[key]]) for key in a} if isinstance(a, dict) else th.cat([a, b])
+
+    return type(first)(*map(cat, first, second))
+
+
+EnvMaker = str | Callable[[], gym.Env[Any, Any]]
+
+
+class OffDynamicsCallback(BaseCallback):
+    """
+    Steps the target domain while the model learns, and evaluates in both domains.
+
+    Every ``target_freq`` steps in the source, over all its environments, the target takes one step with the policy as it is
+    then: uniformly random before ``learning_starts``, without ``action_noise`` after it. It has one environment, with
+    episodes of its own. ``VecNormalize`` around the source normalises the target too, by the source's statistics. Other
+    wrappers are not repeated: pass ``target`` and ``source`` with them.
+
+    Logs ``rollout/target_ep_rew_mean``, ``rollout/target_ep_len_mean``, ``time/target_steps``, ``eval/source_return``,
+    ``eval/target_return`` and, for the paper's tasks, ``eval/target_score``.
+
+    :param target: The target domain, as a Gymnasium id or a function that makes it. Default: the task whose source the
+        model learns from, for ``odrl/`` ids made with ``domain="source"``.
+    :param source: The source domain for evaluation, likewise. Default: the model's environment made again from its id.
+    :param target_freq: Steps in the source for one in the target (paper: 10)
+    :param eval_freq: Steps in the source between two evaluations; 0 for none (paper: 10,000)
+    :param n_eval_episodes: Episodes of an evaluation in each domain, with deterministic actions (paper: 10)
+    :param verbose: Whether to print evaluations
+    :raises ValueError: If a number is out of its range. From ``learn()``: if the model's replay buffer is no pair, if there
+        is nothing to make a domain from, or if the two domains' spaces differ.
+    """
+
+    def __init__(
+        self,
+        target: EnvMaker | None = None,
+        source: EnvMaker | None = None,
+        target_freq: int = 10,
+        eval_freq: int = 10_000,
+        n_eval_episodes: int = 10,
+        verbose: int = 0,
+    ):
+        super().__init__(verbose)
+        for name, value, least in (
+            ("target_freq", target_freq, 1),
+            ("eval_freq", eval_freq, 0),
+            ("n_eval_episodes", n_eval_episodes, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name}={value}: it must be at least {least}.")
+        self.target = target
+        self.source = source
+        self.target_freq = target_freq
+        self.eval_freq = eval_freq
+        self.n_eval_episodes = n_eval_episodes
+        self.target_steps = 0
+        self.evaluations: list[dict[str, float]] = []
+        self._target_env: VecEnv | None = None
+        self._steps_owed = 0
+
+    def _init_callback(self) -> None:
+        if not isinstance(self.model, OffPolicyAlgorithm) or not isinstance(self.model.replay_buffer, TwoDomainReplayBuffer):
+            raise ValueError("OffDynamicsCallback needs a model made with replay_buffer_class=TwoDomainReplayBuffer.")
+        if self.model.n_steps > 1 and not isinstance(self.model.replay_buffer.source, NStepReplayBuffer):
+            # SB3 leaves n_steps to the replay buffer when it is given one.
+            raise ValueError(
+                f"n_steps={self.model.n_steps} has no effect with a TwoDomainReplayBuffer: pass "
+                f"replay_buffer_kwargs=dict(n_steps={self.model.n_steps}, gamma={self.model.gamma}) instead."
+            )
+        self._next_eval = (self.num_timesteps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
+        if self._target_env is not None:
+            return  # learn() was called again: the target's episode goes on, as the source's does
+        spec = self.training_env.get_attr("spec")[0]
+        make_target = self._target_maker(spec)
+        self._target_env = self._make(make_target, self.model.seed)
+        self._last_obs: Any = self._target_env.reset()
+        self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
+        if self.eval_freq:
+            seed = None if self.model.seed is None else self.model.seed + 100
+            makers = {"source": self._source_maker(spec), "target": make_target}
+            self._eval_envs = {name: self._make(maker, seed) for name, maker in makers.items()}
+
+    def _target_maker(self, spec: EnvSpec | None) -> EnvMaker:
+        if self.target is not None:
+            return self.target
+        if spec is None or not spec.id.startswith("odrl/"):
+            raise ValueError("target=None: pass a Gymnasium id or a function that makes the target domain.")
+        if spec.kwargs.get("domain") != "source":
+            raise ValueError(f"The model must learn from the source domain: gymnasium.make({spec.id!r}, domain='source').")
+        return spec.id
+
+    def _source_maker(self, spec: EnvSpec | None) -> EnvMaker:
+        if self.source is not None:
+            return self.source
+        if spec is None:
+            raise ValueError("source=None: pass a Gymnasium id or a function that makes the source domain, or eval_freq=0.")
+        kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
+        return functools.partial(gym.make, spec.id, **kwargs)
+
+    def _make(self, maker: EnvMaker, seed: int | None) -> VecEnv:
+        env = self.model._wrap_env(gym.make(maker) if isinstance(maker, str) else maker(), verbose=0)
+        for space in ("observation_space", "action_space"):
+            if getattr(env, space) != getattr(self.model, space):
+                raise ValueError(
+                    f"{space} differs: {getattr(env, space)} of {maker} is not the model's {getattr(self.model, space)}."
+                )
+        env.seed(seed)
+        return env
+
+    def _on_step(self) -> bool:
+        self._steps_owed += self.training_env.num_envs
+        while self._steps_owed >= self.target_freq:
+            self._steps_owed -= self.target_freq
+            self._step_target()
+        if self.num_timesteps >= self._next_eval:
+            self._next_eval += self.eval_freq
+            self._evaluate()
+        return True
+
+    def _step_target(self) -> None:
+        """One step in the target by SB3's own code: it keeps the observation on the model, which is lent the target's."""
+        model = self.model
+        assert isinstance(model, OffPolicyAlgorithm)
+        assert isinstance(model.replay_buffer, TwoDomainReplayBuffer)
+        assert self._target_env is not None
+        lent = {name: getattr(model, name) for name in ("_last_obs", "_last_original_obs", "_vec_normalize_env")}
+        try:
+            model._last_obs = self._normalize(self._last_obs)
+            actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
+            new_obs, rewards, dones, infos = self._target_env.step(actions)
+            model._last_obs, model._vec_normalize_env = self._last_obs, None
+            model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]
+        finally:
+            vars(model).update(lent)
+        self._last_obs = new_obs
+        self.target_steps += 1
+        self.logger.record("time/target_steps", self.target_steps, exclude="tensorboard")
+        if "episode" in infos[0]:
+            self._episodes.append(infos[0]["episode"])
+        if self._episodes:
+            self.logger.record("rollout/target_ep_rew_mean", safe_mean([episode["r"] for episode in self._episodes]))
+            self.logger.record("rollout/target_ep_len_mean", safe_mean([episode["l"] for episode in self._episodes]))
+
+    def _normalize(self, observation: Any) -> Any:
+        normalizer = self.model.get_vec_normalize_env()
+        return observation if normalizer is None else normalizer.normalize_obs(observation)
+
+    def predict(self, observation: Any, *args: Any, **kwargs: Any) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """
+        The model's ``predict``, for observations that are not normalised.
+
+        :param observation: As an environment gives it
+        :return: Actions, and no state
+        """
+        return self.model.predict(self._normalize(observation), *args, **kwargs)
+
+    def _evaluate(self) -> None:
+        results: dict[str, float] = {}
+        for name, env in self._eval_envs.items():
+            mean, _ = evaluate_policy(self, env, self.n_eval_episodes, deterministic=True)
+            assert isinstance(mean, float)
+            results[f"{name}_return"] = mean
+        spec = self._eval_envs["target"].get_attr("spec")[0]
+        if spec is not None and has_reference_score(spec.id):
+            results["target_score"] = normalized_score(spec.id, results["target_return"])
+        self.evaluations.append({"timesteps": self.num_timesteps, **results})
+        if self.verbose:
+            print(f"Evaluation at {self.num_timesteps}: {', '.join(f'{k}={v:.1f}' for k, v in results.items())}")
+        for name, value in results.items():
+            self.logger.record(f"eval/{name}", value)
+        # As SB3's EvalCallback does: the log has the evaluation at its own step.
+        self.logger.record("time/total_timesteps", self.num_timesteps, exclude="tensorboard")
+        self.logger.dump(self.num_timesteps)
