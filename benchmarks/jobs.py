@@ -41,9 +41,11 @@ def method(name: str) -> Method:
     """
     :param name: E.g. ``cir``, ``sac`` or ``cir:cdq``
     :return: The method
-    :raises ValueError: If the variant is not known; the message lists those that are.
+    :raises ValueError: If it is a variant of something else than CIR, or one that is not known.
     """
     algo, _, variant = name.partition(":")
+    if variant and algo != "cir":
+        raise ValueError(f"Method {name!r}: only CIR has variants, as cir:{variant}.")
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
     protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo == "sac" else ()
     return Method(name, (*protocol, *(_variant_params(variant) if variant else ())))
@@ -51,12 +53,10 @@ def method(name: str) -> Method:
 
 def _variant_params(name: str) -> list[str]:
     try:
-        from sb3_cir.variants import VARIANTS
+        from sb3_cir import variants
     except ImportError as error:
-        raise ValueError(f"Variant {name!r}: this version of sb3_cir has no variants ({error}).") from error
-    if name not in VARIANTS:
-        raise ValueError(f"There is no variant {name!r}. There are: {', '.join(VARIANTS)}.")
-    return [f"{key}:{value!r}" for key, value in VARIANTS[name].items()]
+        raise ValueError(f"Variant {name!r}: this sb3_cir has no variants ({error}).") from error
+    return variants.zoo_params(name)
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ paper's appendices "Experimental Details", "More Ablation Study" and "More Scali
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PUBLISHED = Path(__file__).parent / "published"
 AGGREGATES = ("IQM", "Median", "Mean", "OG")
 
-# Names in logs, and the paper's for them. A variant's name is "cir:" and the paper's label in lower case.
+# Names in logs, and the paper's for them. A variant's is "cir:" and its name in sb3_cir.variants.
 METHOD_LABELS = {
     "cir": "CIR",
     "simba": "SimBa",
@@ -27,17 +28,37 @@ METHOD_LABELS = {
     "darc": "DARC",
     "par": "PAR",
 }
-# Other headings of the paper's tables for the same things.
-_HEADINGS = {
+MAIN = {"cir:no_tanh": "NoTanh", "cir:no_ln": "NoLN", "cir:cdq": "CDQ", "cir:utd": "UTD"}
+SQUASH = {"cir:sigmoid": "Sigmoid", "cir:softmax": "Softmax", "cir:layer_norm": "LayerNorm", "cir:no_sc": "NoSC"}
+ACTOR = {"cir:actor_ln": "ActorLN", "cir:actor_cir": "ActorCIR", "cir:res": "Res", "cir:no_ent": "NoEnt"}
+INPUT = {
+    "cir:no_input_ln": "NoInputLN",
+    "cir:no_avg_r_norm": "NoAvgRNorm",
+    "cir:no_input_norm": "NoInputNorm",
+    "cir:max_r_norm": "MaxRNorm",
+    "cir:all_avg_r_norm": "AllAvgRNorm",
+    "cir:ortho_init": "Orthoini",
+    "cir:wd": "WD",
+    "cir:avg_q": "AvgQ",
+}
+# In the order of the parameter; the default, which is CIR, stands among them.
+C = {"cir:c_0.01": "c=0.01", "cir": "c=0.1", "cir:c_0.2": "c=0.2", "cir:c_0.5": "c=0.5", "cir:c_1.0": "c=1.0"}
+DEPTH = {"cir:depth_1": "L=1", "cir": "L=2", "cir:depth_3": "L=3"}
+WIDTH = {"cir:width_128": "width=128", "cir:width_256": "width=256", "cir": "width=512", "cir:width_1024": "width=1024"}
+SMR = {"cir": "M=2", "cir:m_4": "M=4", "cir:m_6": "M=6", "cir:m_8": "M=8", "cir:m_10": "M=10"}
+
+_LABELS = {**C, **DEPTH, **WIDTH, **SMR, **MAIN, **SQUASH, **ACTOR, **INPUT, **METHOD_LABELS}
+# The paper's tables have other headings for some.
+_METHODS = {heading: name for name, heading in _LABELS.items()} | {
     "CIR (ours)": "cir",
     "CIR (Tanh)": "cir",
     "CIR (SMR)": "cir",
     "CIR (sigmoid)": "cir:sigmoid",
     "CIR (softmax)": "cir:softmax",
-    "CIR (layernorm)": "cir:layernorm",
-    "CIR (no SC)": "cir:nosc",
+    "CIR (layernorm)": "cir:layer_norm",
+    "CIR (no SC)": "cir:no_sc",
     "SimBa (UTD)": "simba",
-} | {label: name for name, label in METHOD_LABELS.items()}
+}
 
 
 @dataclass(frozen=True)
@@ -69,12 +90,24 @@ class Task:
         """Whether it is one of the DMC tasks that the paper calls hard."""
         return self.env_id.startswith("dm_control/") and self.env_steps > 500_000
 
-    def score(self, value: float) -> float:
+    @property
+    def unit(self) -> float:
+        """Score for one more in the return."""
+        return self.scale / (self.one - self.zero)
+
+    def score(self, value: Any) -> Any:
         """
-        :param value: Return of an episode
+        :param value: Return of an episode, or an array of them
         :return: The paper's normalised return
         """
-        return (value - self.zero) / (self.one - self.zero) * self.scale
+        return (value - self.zero) * self.unit
+
+    def value(self, score: Any) -> Any:
+        """
+        :param score: A normalised return, or an array of them
+        :return: The return
+        """
+        return score / self.unit + self.zero
 
 
 @dataclass(frozen=True)
@@ -83,7 +116,7 @@ class Suite:
     :param name: What ``--suite`` takes
     :param title: For headings
     :param tasks: Its tasks
-    :param methods: Those that the paper compares on it and this project can train
+    :param methods: Those that the paper compares on it and this project can train, with the suite's names for them
     :param published: Name of the paper's table in ``published/``, if it prints one
     :param comparable: Whether scores of its tasks have one scale, so that they can be aggregated
     """
@@ -91,7 +124,7 @@ class Suite:
     name: str
     title: str
     tasks: tuple[Task, ...]
-    methods: tuple[str, ...]
+    methods: dict[str, str]
     published: str | None = None
     comparable: bool = True
 
@@ -101,9 +134,7 @@ def label(method: str) -> str:
     :param method: Name in logs
     :return: Name in tables and figures
     """
-    if method in METHOD_LABELS:
-        return METHOD_LABELS[method]
-    return _VARIANT_LABELS.get(method, method.removeprefix("cir:"))
+    return _LABELS.get(method, method)
 
 
 def published(table: str) -> list[dict[str, str]]:
@@ -120,7 +151,7 @@ def method_of_heading(heading: str) -> str:
     :param heading: A heading of one of the paper's tables
     :return: The method's name in logs
     """
-    return _HEADINGS.get(heading, f"cir:{heading.lower()}")
+    return _METHODS[heading]
 
 
 def task(name: str) -> Task:
@@ -176,69 +207,47 @@ _SIX_MEDIUM = ("acrobot-swingup", "cheetah-run", "fish-swim", "hopper-hop", "hop
 _HUMANOID = ("humanoid-run", "humanoid-stand", "humanoid-walk")
 
 
-def _variants(*labels: str) -> tuple[str, ...]:
-    return ("cir", *(f"cir:{each.lower()}" for each in labels))
+def _tasks(*names: str) -> tuple[Task, ...]:
+    return tuple(map(task, names))
 
 
-_MAIN = ("NoTanh", "NoLN", "CDQ", "UTD")
-_SQUASH = ("Sigmoid", "Softmax", "LayerNorm", "NoSC")
-_ACTOR = ("ActorLN", "ActorCIR", "Res", "NoEnt")
-_INPUT = ("NoInputLN", "NoAvgRNorm", "NoInputNorm", "MaxRNorm", "AllAvgRNorm", "Orthoini", "WD", "AvgQ")
-_C, _WIDTHS, _DEPTHS, _SMR = (0.01, 0.2, 0.5, 1.0), (128, 256, 1024), (1, 3), (4, 6, 8, 10)
-
-_VARIANT_LABELS = {f"cir:{each.lower()}": each for each in (*_MAIN, *_SQUASH, *_ACTOR, *_INPUT)}
-_VARIANT_LABELS |= {f"cir:c={c}": f"c = {c}" for c in _C}
-_VARIANT_LABELS |= {f"cir:width={width}": f"width {width}" for width in _WIDTHS}
-_VARIANT_LABELS |= {f"cir:depth={depth}": f"L = {depth}" for depth in _DEPTHS}
-_VARIANT_LABELS |= {f"cir:smr={smr}": f"M = {smr}" for smr in _SMR}
+def _of_table(name: str, title: str, table: str, *methods: str, comparable: bool = True) -> Suite:
+    return Suite(name, title, _tasks(*_rows(table)), {method: label(method) for method in methods}, table, comparable)
 
 
-def _suite(name: str, title: str, tasks: tuple[str, ...], methods: tuple[str, ...], *args: object, **kwargs: object) -> Suite:
-    return Suite(name, title, tuple(map(task, tasks)), methods, *args, **kwargs)  # type: ignore[arg-type]
-
-
-def _from_table(name: str, title: str, table: str, methods: tuple[str, ...], **kwargs: object) -> Suite:
-    return _suite(name, title, _rows(table), methods, table, **kwargs)
-
-
-SUITES = {
-    each.name: each
-    for each in (
-        _from_table("dmc_easy_medium", "DMC easy and medium", "dmc_easy_medium", ("cir", "simba", "sac")),
-        _from_table("dmc_hard", "DMC hard", "dmc_hard", ("cir", "simba", "sac")),
-        _from_table("humanoid_bench", "HumanoidBench", "humanoid_bench_normalized", ("cir", "simba", "sac")),
-        _from_table("humanoid_bench_wider", "Wider HumanoidBench", "humanoid_bench_wider", ("cir", "simba"), comparable=False),
-        _from_table("odrl", "ODRL", "odrl", ("cir", "sac", "darc", "par")),
-        _from_table("ablation", "Ablation: components", "variants_main", _variants(*_MAIN)),
-        _from_table("ablation_squash", "Ablation: tanh and skip connections", "variants_dmc_easy_medium", _variants(*_SQUASH)),
-        _from_table("ablation_actor", "Ablation: actor, residual, entropy", "variants_actor_res_noent", _variants(*_ACTOR)),
-        _from_table("ablation_input", "Ablation: input normalisation", "variants_input_norms", _variants(*_INPUT)),
-        _from_table("sac_tanh", "SAC with tanh", "sac_tanh_dmc_easy_medium", ("cir", "sac", "sac_tanh", "sac_tanh_norm")),
-        _from_table("simba_smr", "SimBa with SMR", "simba_smr_dmc_easy_medium", ("cir", "simba", "simba_smr")),
-        _suite(
-            "parameter_c",
-            "Parameter study: c of AvgRNorm",
-            (*_SIX_MEDIUM, "dog-run", "dog-stand", "dog-walk", *_HUMANOID),
-            ("cir:c=0.01", "cir", *(f"cir:c={c}" for c in _C[1:])),
-        ),
-        _suite(
-            "scaling_width",
-            "Scaling: width",
-            (*_SIX_MEDIUM, *_HUMANOID),
-            ("cir:width=128", "cir:width=256", "cir", "cir:width=1024"),
-        ),
-        _suite("scaling_smr", "Scaling: SMR ratio", (*_SIX_MEDIUM, *_HUMANOID), ("cir", *(f"cir:smr={m}" for m in _SMR))),
-        _suite(
-            "scaling_depth",
-            "Scaling: depth",
-            (*_SIX_MEDIUM, "dog-run", "dog-trot", "dog-stand", "dog-walk", *_HUMANOID),
-            ("cir:depth=1", "cir", "cir:depth=3"),
-        ),
-        _suite(
-            "scaling_smr_humanoid",
-            "Scaling: SMR ratio on HumanoidBench",
-            ("h1-reach-v0", "h1-run-v0", "h1-walk-v0", "h1-slide-v0"),
-            ("cir", "cir:smr=4", "cir:smr=10"),
-        ),
-    )
-}
+_OF_TABLES = (
+    _of_table("dmc_easy_medium", "DMC easy and medium", "dmc_easy_medium", "cir", "simba", "sac"),
+    _of_table("dmc_hard", "DMC hard", "dmc_hard", "cir", "simba", "sac"),
+    _of_table("humanoid_bench", "HumanoidBench", "humanoid_bench_normalized", "cir", "simba", "sac"),
+    _of_table("humanoid_bench_wider", "Wider HumanoidBench", "humanoid_bench_wider", "cir", "simba", comparable=False),
+    _of_table("odrl", "ODRL", "odrl", "cir", "sac", "darc", "par"),
+    _of_table("ablation", "Ablation: components", "variants_main", "cir", *MAIN),
+    _of_table("ablation_squash", "Ablation: tanh and skip connections", "variants_dmc_easy_medium", "cir", *SQUASH),
+    _of_table("ablation_actor", "Ablation: actor, residual blocks, entropy", "variants_actor_res_noent", "cir", *ACTOR),
+    _of_table("ablation_input", "Ablation: input, initialisation, weight decay", "variants_input_norms", "cir", *INPUT),
+    _of_table("sac_tanh", "SAC with tanh", "sac_tanh_dmc_easy_medium", "cir", "sac", "sac_tanh", "sac_tanh_norm"),
+    _of_table("simba_smr", "SimBa with SMR", "simba_smr_dmc_easy_medium", "cir", "simba", "simba_smr"),
+)
+_OF_LISTS = (
+    Suite(
+        "parameter_c",
+        "Parameter study: c of AvgRNorm",
+        _tasks(*_SIX_MEDIUM, "dog-run", "dog-stand", "dog-walk", *_HUMANOID),
+        C,
+    ),
+    Suite("scaling_width", "Scaling: width", _tasks(*_SIX_MEDIUM, *_HUMANOID), WIDTH),
+    Suite("scaling_smr", "Scaling: SMR ratio", _tasks(*_SIX_MEDIUM, *_HUMANOID), SMR),
+    Suite(
+        "scaling_depth",
+        "Scaling: depth",
+        _tasks(*_SIX_MEDIUM, "dog-run", "dog-trot", "dog-stand", "dog-walk", *_HUMANOID),
+        DEPTH,
+    ),
+    Suite(
+        "scaling_smr_humanoid",
+        "Scaling: SMR ratio on HumanoidBench",
+        _tasks("h1-reach-v0", "h1-run-v0", "h1-walk-v0", "h1-slide-v0"),
+        {"cir": "M=2", "cir:m_4": "M=4", "cir:m_10": "M=10"},
+    ),
+)
+SUITES = {each.name: each for each in (*_OF_TABLES, *_OF_LISTS)}
