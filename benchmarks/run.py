@@ -6,6 +6,7 @@ files below ``--out``, which every machine of a cluster must see under the same 
 """
 
 import argparse
+import contextlib
 import ctypes
 import importlib.metadata
 import itertools
@@ -236,8 +237,11 @@ def write_manifest(job: Job, command: list[str]) -> None:
 
 
 def _versions() -> dict[str, str]:
-    installed = {each.name: each.version for each in importlib.metadata.distributions()}
-    return {name: installed[name] for name in _VERSIONS_OF if name in installed}
+    found = {}
+    for name in _VERSIONS_OF:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _git(*arguments: str) -> str | None:
