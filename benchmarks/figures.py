@@ -90,7 +90,7 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int) -> Figure | N
             panels[task].plot(x, mean[number], label=each.entry.name, **look.line(each.entry), **_mark(x))
             panels[task].fill_between(x, low[number], high[number], color=look.colours[each.entry.method], alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
-    figure.supylabel("return" if _is_plain(suite) else "normalised return", fontsize=9)
+    figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, max(panels.values(), key=lambda axes: len(axes.lines)))
     return figure
 
@@ -98,10 +98,6 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int) -> Figure | N
 def _mark(x: np.ndarray) -> dict:
     """A line of few points would not be seen, or not as such."""
     return {"marker": "o", "ms": 3} if len(x) < 4 else {}
-
-
-def _is_plain(suite: Suite) -> bool:
-    return all(task.unit == 1 and task.zero == 0 for task in suite.tasks)
 
 
 def _legend(figure: Figure, axes: Axes, columns: int = 8) -> None:
@@ -235,7 +231,7 @@ def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
         return None
     groups, names = list(table.group.unique()), list(table.name.unique())
     sources = [source for source in (MEASURED, "paper") if source in set(table.source)]
-    figure = Figure(figsize=(max(5, 0.75 * len(names) * len(groups) + 1), 3.4), layout="constrained")
+    figure = Figure(figsize=(max(5, 0.5 * len(names) * len(groups) + 1), 3.4), layout="constrained")
     width = 0.8 / len(sources)
     for axes, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
         for number, source in enumerate(sources):
@@ -267,21 +263,23 @@ def scaling_curves(scores: list[Scores], suite: Suite) -> Figure | None:
     if not known:
         return None
     table = scaling(known)
+    base = min(task.env_steps for task in suite.tasks) / 1000
     look = Look([each.entry for each in known])
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for entry in table.entry.unique():
         part = table[table.entry == entry]
-        left.plot(part.k * 500, part.value, label=entry.name, marker="o", ms=3, **look.line(entry))
+        left.plot(part.k * base, part.value, label=entry.name, marker="o", ms=3, **look.line(entry))
         left.fill_between(
-            part.k * 500,
+            part.k * base,
             part.value - part["std"],
             part.value + part["std"],
             color=look.colours[entry.method],
             alpha=0.12,
             lw=0,
         )
-    left.set_xlabel("k, thousand steps (medium tasks; hard tasks at 2k)")
+    mixed = any(task.hard for task in suite.tasks)
+    left.set_xlabel("k, thousand steps (medium tasks; hard tasks at 2k)" if mixed else "k, thousand steps")
     left.set_ylabel("mean score at k (CIR@k)")
     left.legend()
     names = list(suite.methods)
@@ -292,8 +290,8 @@ def scaling_curves(scores: list[Scores], suite: Suite) -> Figure | None:
         part = of_measured[of_measured.k == k]
         part = part.assign(x=part.entry.map(lambda entry: names.index(entry.method))).sort_values("x")
         colour = shades(0.9 * number / max(1, len(fractions) - 1))
-        right.plot(part.x, part.value, marker="o", ms=3, color=colour, label=f"CIR@{k * 500:g}K")
+        right.plot(part.x, part.value, marker="o", ms=3, color=colour, label=f"CIR@{k * base:g}K")
     right.set_xticks(range(len(names)), suite.methods.values())
     right.set_xlim(-0.3, len(names) - 0.7)
-    right.legend()
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

@@ -63,7 +63,8 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
     for path in map(Path, paths):
         found = [path] if path.is_file() else _logs_in(path)
         files |= {file.resolve(): file for file in found}
-    rows = pd.concat([_read_file(file) for file in files.values()] or [pd.DataFrame(columns=COLUMNS)], ignore_index=True)
+    tables = [_read_file(file) for file in files.values()] or [pd.DataFrame(columns=COLUMNS)]
+    rows = pd.concat(tables, ignore_index=True).astype({"seed": int, "env_step": int, "value": float})
     key = COLUMNS[:-1]
     repeated = rows.duplicated(key, keep="last")
     if repeated.any():

@@ -78,7 +78,6 @@ def _read(paths: list[Path], methods: list[str] | None) -> pd.DataFrame:
 
 
 def _fill(page: "Page", scores: list, measured: pd.DataFrame, chosen: Suite, found: list[dict], reps: int) -> None:
-    plain = all(task.unit == 1 and task.zero == 0 for task in chosen.tasks)
     if found:
         page.table("aggregates", "Aggregates", tables.aggregates_table(found), _AGGREGATES_NOTE)
         page.figure("aggregates", "", figures.aggregate_bars(found, chosen))
@@ -92,8 +91,10 @@ def _fill(page: "Page", scores: list, measured: pd.DataFrame, chosen: Suite, fou
             "return_against_time", "Return against compute time", figures.return_against_time(scores, measured, chosen)
         )
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
-    page.table("per_task", "Each task" + ("" if plain else ", normalised"), tables.per_task(scores, chosen), _TASKS_NOTE)
-    if not plain:
+    page.table(
+        "per_task", "Each task" + ("" if chosen.plain else ", normalised"), tables.per_task(scores, chosen), _TASKS_NOTE
+    )
+    if not chosen.plain:
         page.table("per_task_returns", "Each task, plain returns", tables.per_task(scores, chosen, plain=True), _TASKS_NOTE)
     page.figure("learning_curves", "Learning curves", figures.learning_curves(scores, chosen, reps), _CURVES_NOTE)
 

@@ -201,11 +201,23 @@ def train(job: Job) -> str | None:
             status = process.wait()
         if not job.finished:
             return f"the zoo ended with status {status} after {job.done_steps} of {job.env_steps} steps"
-        for leftover in job.folder.glob(".*_*"):
-            shutil.rmtree(leftover)
+        remove_leftovers(job)
         return None
     finally:
         os.close(lock)
+
+
+def remove_leftovers(job: Job) -> None:
+    """
+    Remove checkpoints, and what a killed process had begun to write.
+
+    :param job: A job that is finished
+    """
+    for path in job.folder.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
 
 
 def _die_with_parent() -> None:

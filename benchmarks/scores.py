@@ -38,12 +38,14 @@ class Scores:
     :param entry: Whose
     :param tasks: Those that it has runs of
     :param curves: For each task the scores, one column for each run in the order of the log, over the fraction of the
-        paper's steps
+        paper's steps; a run that ended before another keeps its last score
+    :param reach: The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made
     """
 
     entry: Entry
     tasks: list[Task]
     curves: list[pd.DataFrame]
+    reach: tuple[float, float]
 
     @property
     def runs(self) -> int:
@@ -54,12 +56,6 @@ class Scores:
     def final(self) -> np.ndarray:
         """Scores of the last evaluation, ``(runs, tasks)``."""
         return np.stack([curve.iloc[-1, : self.runs] for curve in self.curves], axis=1)
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        """The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made."""
-        last = [curve.index[curve.notna().iloc[::-1].idxmax().map(curve.index.get_loc)] for curve in self.curves]
-        return min(map(min, last)), max(map(max, last))
 
     def over_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """
@@ -83,21 +79,22 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) 
     :return: One for each method in the log that has a run of one of the tasks
     """
     found = []
-    rows = rows[rows.metric == log.RETURN]
+    budgets = {task.name: task.env_steps for task in suite.tasks}
+    rows = rows[(rows.metric == log.RETURN) & rows.env_name.isin(list(budgets))]
+    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(budgets)).round(9))
+    rows = rows[rows.fraction <= budget]
     for method, of_method in rows.groupby("exp_name", sort=False):
         suffix = {MEASURED: "", LOG: " (log)"}[source]
         entry = Entry(method, source, suite.methods.get(method, label(method)) + suffix)
-        curves = {task: _curve(of_method[of_method.env_name == task.name], task, budget) for task in suite.tasks}
-        curves = {task: curve for task, curve in curves.items() if len(curve)}
-        if curves:
-            found.append(Scores(entry, list(curves), list(curves.values())))
+        of_tasks = {task: of_method[of_method.env_name == task.name] for task in suite.tasks}
+        curves = {task: _curve(of_task, task) for task, of_task in of_tasks.items() if len(of_task)}
+        ends = of_method.groupby(["env_name", "seed"]).fraction.max()
+        found.append(Scores(entry, list(curves), list(curves.values()), (ends.min(), ends.max())))
     return found
 
 
-def _curve(rows: pd.DataFrame, task: Task, budget: float) -> pd.DataFrame:
-    rows = rows[rows.env_step <= budget * task.env_steps]
-    curve = rows.pivot(index="env_step", columns="seed", values="value")[rows.seed.unique()]
-    curve = curve.set_index((curve.index / task.env_steps).to_numpy().round(9))
+def _curve(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
+    curve = rows.pivot(index="fraction", columns="seed", values="value")[rows.seed.unique()]
     return task.score(curve).ffill().dropna()
 
 

@@ -128,6 +128,11 @@ class Suite:
     published: str | None = None
     comparable: bool = True
 
+    @property
+    def plain(self) -> bool:
+        """Whether scores are plain returns."""
+        return all(task.unit == 1 and task.zero == 0 for task in self.tasks)
+
 
 def label(method: str) -> str:
     """

@@ -113,7 +113,7 @@ def _together(names: list[str], scores: list[Scores], suite: Suite) -> list[str]
 
 def _cell(task: Task, mean: float, std: float, plain: bool) -> str:
     mean, std = (task.value(mean), std / task.unit) if plain else (mean, std)
-    return f"{mean:.1f}" if np.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+    return f"{mean:.2f}" if np.isnan(std) else f"{mean:.1f} ± {std:.1f}"
 
 
 def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
@@ -193,7 +193,8 @@ def _percent_paper(suite: Suite, group: str, tasks: list[Task]) -> list[dict]:
 
 def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
     """
-    The paper's CIR@k: the mean score over tasks at k steps of a 500,000-step task and the same fraction of any other.
+    The paper's CIR@k: the mean score over tasks at k steps of the suite's shortest tasks and the same fraction of
+    the others (hard tasks: 2k).
 
     :param scores: Of each method
     :param points: Values of k, evenly spaced up to what all have reached
