@@ -56,7 +56,7 @@ def _variant_params(name: str) -> list[str]:
         from sb3_cir import variants
     except ImportError as error:
         raise ValueError(f"Variant {name!r}: this sb3_cir has no variants ({error}).") from error
-    return variants.zoo_params(name)
+    return [f"{argument}:{value!r}" for argument, value in variants.arguments(name).items()]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Settings:
 
     :param budget: Fraction of the paper's steps
     :param eval_every: Steps of the simulator between evaluations; None for the paper's
-    :param params: Hyperparameters that go before a method's own, as the zoo's ``-params`` takes them
+    :param params: Hyperparameters for all methods, as the zoo's ``-params`` takes them; a method's own of the same name win
     :param threads: torch's
     :param device: torch's
     """
