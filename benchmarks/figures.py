@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rliable import library
 
 from benchmarks import log
-from benchmarks.scores import MEASURED, Entry, Scores, iqm_over_steps, with_interval
+from benchmarks.scores import MEASURED, PAPER, Entry, Scores, iqm_over_steps, with_interval
 from benchmarks.suites import AGGREGATES, Suite
 from benchmarks.tables import percent_of_cir, scaling
 
@@ -122,7 +122,7 @@ def aggregate_bars(found: list[dict], suite: Suite) -> Figure | None:
     for axes, key in zip(figure.subplots(1, 4, sharey=True), AGGREGATES, strict=True):
         for y, entry in enumerate(found):
             number, colour = entry[key], look.colours[entry["method"]]
-            hollow = entry["source"] == "paper"
+            hollow = entry["source"] == PAPER
             axes.plot(number["value"], y, "o", ms=5, color=colour, mfc="white" if hollow else colour)
             if not hollow:
                 axes.plot([number["low"], number["high"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
@@ -230,7 +230,7 @@ def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
     if table.empty:
         return None
     groups, names = list(table.group.unique()), list(table.name.unique())
-    sources = [source for source in (MEASURED, "paper") if source in set(table.source)]
+    sources = [source for source in (MEASURED, PAPER) if source in set(table.source)]
     figure = Figure(figsize=(max(5, 0.5 * len(names) * len(groups) + 1), 3.4), layout="constrained")
     width = 0.8 / len(sources)
     for axes, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):

@@ -11,6 +11,7 @@ import ctypes
 import importlib.metadata
 import itertools
 import json
+import logging
 import os
 import platform
 import shlex
@@ -161,7 +162,7 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
         runtime_env={"env_vars": {"PYTHONPATH": path}},
         include_dashboard=False if options.address is None else None,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
     )
     try:
         remote = ray.remote(num_cpus=options.cpus_per_job, num_gpus=options.gpus_per_job, max_retries=0)(train)

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.scores import MEASURED, Entry, Scores, aggregate, paper_numbers, with_interval
+from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, paper_numbers, with_interval
 from benchmarks.suites import AGGREGATES, Suite, Task, label
 
 PAPER_SUFFIX = " (paper)"
@@ -46,7 +46,7 @@ def _paper_aggregates(suite: Suite) -> list[dict]:
         {
             "name": suite.methods.get(method, label(method)) + PAPER_SUFFIX,
             "method": method,
-            "source": "paper",
+            "source": PAPER,
             **{key: {"value": value} for key, value in zip(group.row, group["mean"], strict=True)},
         }
         for method, group in table.groupby("method", sort=False)
@@ -63,7 +63,7 @@ def aggregates_table(found: list[dict]) -> pd.DataFrame:
     for entry in sorted(found, key=lambda entry: methods.index(entry["method"])):
         cells = {key: _with_bounds(entry[key], 4 if key == "OG" else 2) for key in AGGREGATES}
         size = {}
-        if entry["source"] != "paper":
+        if entry["source"] != PAPER:
             size["runs"] = str(entry["runs"])
             size["tasks"] = f"{entry['tasks']} of {entry['of_tasks']}"
             size["of the paper's steps"] = _percent(*entry["budget"])
@@ -185,7 +185,7 @@ def _percent_paper(suite: Suite, group: str, tasks: list[Task]) -> list[dict]:
     table = paper_numbers(suite)
     means = table[table.row.isin([task.name for task in tasks])].groupby("method", sort=False)["mean"].mean()
     return [
-        dict(group=group, name=suite.methods.get(method, label(method)), source="paper", value=100 * mean / means["cir"])
+        dict(group=group, name=suite.methods.get(method, label(method)), source=PAPER, value=100 * mean / means["cir"])
         for method, mean in means.items()
         if method != "cir"
     ]
@@ -207,6 +207,3 @@ def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
             at = curves[..., np.searchsorted(steps, k + 1e-9) - 1]
             rows.append(dict(entry=each.entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
     return pd.DataFrame(rows)
-
-
-__all__ = ["Entry", "aggregates", "aggregates_table", "costs", "per_task", "percent_of_cir", "scaling"]
