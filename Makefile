@@ -8,7 +8,7 @@ install: .venv/installed
 
 .venv/installed: setup.cfg setup.py pyproject.toml constraints.txt sb3_cir/zoo_hook.py
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,benchmarks]'
 	touch $@
 
 demo: install

@@ -1,1 +1,1 @@
-"""Benchmarks of sb3_cir; the package itself imports nothing from here."""
+"""Run the paper's grids, draw its tables and figures, check its theorems: ``python -m benchmarks run | report | theory``."""

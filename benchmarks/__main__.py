@@ -1,0 +1,35 @@
+"""``python -m benchmarks run | report | theory``. Each command's module is imported when it is asked for and not before."""
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "run": "train every method on every task of a suite with several seeds",
+    "report": "tables, figures and a page from logs",
+    "theory": "the paper's theorems on random finite Markov chains",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """
+    :param arguments: What follows ``python -m benchmarks``; None for the command line's
+    :return: Exit status
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        if name in arguments[:1]:
+            importlib.import_module(f"benchmarks.{name}").add_arguments(command)
+    options = parser.parse_args(arguments)
+    try:
+        return int(importlib.import_module(f"benchmarks.{options.command}").main(options))
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,297 @@
+"""The report's figures: each function draws one and returns it, or None where the logs have nothing for it."""
+
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rliable import library
+
+from benchmarks import log
+from benchmarks.scores import MEASURED, PAPER, Entry, Scores, iqm_over_steps, with_interval
+from benchmarks.suites import AGGREGATES, Suite
+from benchmarks.tables import percent_of_cir, scaling
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart, and four more for long lists.
+PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#B2A100"]
+FIRST = ["cir", "simba", "sac", "bro", "td7", "tdmpc2", "dreamerv3"]
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "figure.dpi": 130,
+}
+
+
+def styled() -> mpl.rc_context:
+    """
+    Matplotlib settings that all figures share.
+
+    :return: To be used with ``with``
+    """
+    return mpl.rc_context(STYLE)
+
+
+class Look:
+    """
+    A method has one colour in all figures; measured lines are solid, those from other logs dashed.
+
+    :param entries: All that a report shows
+    """
+
+    def __init__(self, entries: list[Entry]):
+        methods = list(dict.fromkeys(entry.method for entry in entries))
+        methods.sort(key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))
+        self.colours = {method: PALETTE[number % len(PALETTE)] for number, method in enumerate(methods)}
+        self.all_from_logs = all(entry.source != MEASURED for entry in entries)
+
+    def line(self, entry: Entry) -> dict:
+        """
+        :param entry: A method
+        :return: Arguments for ``plot``
+        """
+        solid = entry.source == MEASURED or self.all_from_logs
+        return {"color": self.colours[entry.method], "ls": "-" if solid else (0, (4, 2)), "lw": 1.6 if solid else 1.1}
+
+
+def learning_curves(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+    """
+    Mean score over runs and its 95 % bootstrap band, one panel for each task.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: The figure
+    """
+    look = Look([each.entry for each in scores])
+    tasks = [task for task in suite.tasks if any(task in each.tasks for each in scores)]
+    if not tasks:
+        return None
+    columns = min(5, len(tasks))
+    rows = math.ceil(len(tasks) / columns)
+    figure = Figure(figsize=(2.5 * columns + 0.5, 2.0 * rows + 1.0), layout="constrained")
+    panels = dict(zip(tasks, figure.subplots(rows, columns, squeeze=False).flat, strict=False))
+    for unused in figure.axes[len(tasks) :]:
+        unused.remove()
+    for task, axes in panels.items():
+        axes.set_title(task.name, fontsize=9)
+    for each in scores:
+        steps, curves = each.over_steps()
+        mean, low, high = (
+            bound.reshape(len(each.tasks), -1) for bound in with_interval(lambda x: x.mean(axis=0).ravel(), curves, reps=reps)
+        )
+        for number, task in enumerate(each.tasks):
+            x = steps * task.env_steps / 1000
+            panels[task].plot(x, mean[number], label=each.entry.name, **look.line(each.entry), **_mark(x))
+            panels[task].fill_between(x, low[number], high[number], color=look.colours[each.entry.method], alpha=0.15, lw=0)
+    figure.supxlabel("thousand simulator steps", fontsize=9)
+    figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
+    _legend(figure, max(panels.values(), key=lambda axes: len(axes.lines)))
+    return figure
+
+
+def _mark(x: np.ndarray) -> dict:
+    """A line of few points would not be seen, or not as such."""
+    return {"marker": "o", "ms": 3} if len(x) < 4 else {}
+
+
+def _legend(figure: Figure, axes: Axes, columns: int = 8) -> None:
+    lines, names = axes.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper center", ncols=min(columns, len(names)), fontsize=9)
+
+
+def aggregate_bars(found: list[dict], suite: Suite) -> Figure | None:
+    """
+    The four aggregates with their 95 % intervals; the paper's printed ones are hollow.
+
+    :param found: From :func:`benchmarks.tables.aggregates`
+    :param suite: Their suite
+    :return: The figure
+    """
+    if not found:
+        return None
+    methods = list(dict.fromkeys(entry["method"] for entry in found))
+    found = sorted(found, key=lambda entry: methods.index(entry["method"]))
+    look = Look([Entry(entry["method"], entry["source"], entry["name"]) for entry in found])
+    figure = Figure(figsize=(11, 0.24 * len(found) + 1.1), layout="constrained")
+    for axes, key in zip(figure.subplots(1, 4, sharey=True), AGGREGATES, strict=True):
+        for y, entry in enumerate(found):
+            number, colour = entry[key], look.colours[entry["method"]]
+            hollow = entry["source"] == PAPER
+            axes.plot(number["value"], y, "o", ms=5, color=colour, mfc="white" if hollow else colour)
+            if not hollow:
+                axes.plot([number["low"], number["high"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
+        axes.set_title({"OG": "OG (less is better)"}.get(key, key), fontsize=9)
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(found)), [entry["name"] for entry in found])
+        axes.set_ylim(len(found) - 0.5, -0.5)
+    return figure
+
+
+def sample_efficiency(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+    """
+    IQM over all tasks and runs with its 95 % stratified bootstrap band, over steps.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: The figure
+    """
+    if not scores:
+        return None
+    look = Look([each.entry for each in scores])
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    budgets = {task.env_steps for task in suite.tasks}
+    unit = budgets.pop() / 1000 if len(budgets) == 1 else 100
+    for each in scores:
+        steps, curves = each.over_steps()
+        value, low, high = with_interval(iqm_over_steps, curves, reps=reps)
+        axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry), **_mark(steps))
+        axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
+    axes.set_xlabel("% of the paper's steps" if budgets else "thousand simulator steps")
+    axes.set_ylabel("IQM of the score")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def performance_profiles(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+    """
+    Share of runs whose last score is above a threshold, over the threshold.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: The figure
+    """
+    if not scores:
+        return None
+    look = Look([each.entry for each in scores])
+    scale = suite.tasks[0].scale
+    thresholds = np.linspace(0, max(1.0, *(each.final.max() / scale for each in scores)), 101)
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    np.random.seed(0)
+    for each in scores:
+        profile, band = library.create_performance_profile({"": each.final / scale}, thresholds, reps=reps)
+        axes.plot(thresholds * scale, profile[""], label=each.entry.name, **look.line(each.entry))
+        axes.fill_between(thresholds * scale, *band[""], color=look.colours[each.entry.method], alpha=0.15, lw=0)
+    axes.set_xlabel("score τ")
+    axes.set_ylabel("share of runs with score > τ")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite) -> Figure | None:
+    """
+    Mean score over wall-clock time of a run, with one standard deviation over runs.
+
+    :param scores: Of each method
+    :param rows: The log that they come from
+    :param suite: Their suite
+    :return: The figure; None where no log has seconds
+    """
+    seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin([task.name for task in suite.tasks])]
+    hours = seconds.groupby(["exp_name", "env_name", "seed"]).value.max().groupby("exp_name").mean() / 3600
+    timed = [each for each in scores if each.entry.source == MEASURED and each.entry.method in hours]
+    if not timed:
+        return None
+    look = Look([each.entry for each in scores])
+    figure = Figure(figsize=(5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for each in timed:
+        means = each.final.mean(axis=1)
+        colour = look.colours[each.entry.method]
+        axes.errorbar(
+            hours[each.entry.method], means.mean(), means.std(), fmt="o", ms=7, capsize=3, color=colour, label=each.entry.name
+        )
+    axes.set_xlim(0, max(hours[each.entry.method] for each in timed) * 1.2)
+    axes.set_xlabel("hours a run (wall clock, mean over tasks)")
+    axes.set_ylabel("mean score")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+    """
+    "% CIR performance" of variants: measured with 95 % interval, the paper's hatched.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: The figure
+    """
+    table = percent_of_cir(scores, suite, reps)
+    if table.empty:
+        return None
+    groups, names = list(table.group.unique()), list(table.name.unique())
+    sources = [source for source in (MEASURED, PAPER) if source in set(table.source)]
+    figure = Figure(figsize=(max(5, 0.5 * len(names) * len(groups) + 1), 3.4), layout="constrained")
+    width = 0.8 / len(sources)
+    for axes, group in zip(figure.subplots(1, len(groups), sharey=True, squeeze=False)[0], groups, strict=True):
+        for number, source in enumerate(sources):
+            part = table[(table.group == group) & (table.source == source)]
+            x = np.array([names.index(name) for name in part.name]) + (number - (len(sources) - 1) / 2) * width
+            look = {"color": PALETTE[0]} if source == MEASURED else {"color": "white", "edgecolor": "#555555", "hatch": "///"}
+            axes.bar(x, part.value, width * 0.92, label=source, **look)
+            if source == MEASURED:
+                error = np.abs(part[["low", "high"]].to_numpy().T - part.value.to_numpy())
+                axes.errorbar(x, part.value, error, fmt="none", ecolor="black", elinewidth=1, capsize=2)
+        axes.axhline(100, color="black", lw=1)
+        axes.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
+        axes.grid(axis="x", visible=False)
+        axes.set_title(f"{group} tasks", fontsize=9)
+    figure.axes[0].set_ylabel("% CIR performance")
+    _legend(figure, figure.axes[0])
+    return figure
+
+
+def scaling_curves(scores: list[Scores], suite: Suite) -> Figure | None:
+    """
+    CIR@k for each value of a study's parameter: over k, and over the parameter.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :return: The figure
+    """
+    known = [each for each in scores if each.entry.method in suite.methods]
+    if not known:
+        return None
+    table = scaling(known)
+    base = min(task.env_steps for task in suite.tasks) / 1000
+    look = Look([each.entry for each in known])
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for entry in table.entry.unique():
+        part = table[table.entry == entry]
+        left.plot(part.k * base, part.value, label=entry.name, marker="o", ms=3, **look.line(entry))
+        left.fill_between(
+            part.k * base,
+            part.value - part["std"],
+            part.value + part["std"],
+            color=look.colours[entry.method],
+            alpha=0.12,
+            lw=0,
+        )
+    mixed = any(task.hard for task in suite.tasks)
+    left.set_xlabel("k, thousand steps (medium tasks; hard tasks at 2k)" if mixed else "k, thousand steps")
+    left.set_ylabel("mean score at k (CIR@k)")
+    left.legend()
+    names = list(suite.methods)
+    shades = mpl.colormaps["viridis"]
+    of_measured = table[table.entry.map(lambda entry: entry.source == MEASURED)] if not look.all_from_logs else table
+    fractions = sorted(of_measured.k.unique())
+    for number, k in enumerate(fractions):
+        part = of_measured[of_measured.k == k]
+        part = part.assign(x=part.entry.map(lambda entry: names.index(entry.method))).sort_values("x")
+        colour = shades(0.9 * number / max(1, len(fractions) - 1))
+        right.plot(part.x, part.value, marker="o", ms=3, color=colour, label=f"CIR@{k * base:g}K")
+    right.set_xticks(range(len(names)), suite.methods.values())
+    right.set_xlim(-0.3, len(names) - 0.7)
+    right.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure

@@ -1,0 +1,238 @@
+"""A job: one method on one task with one seed, as the one RL Zoo command that trains it. Knows files, not Ray."""
+
+import fcntl
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from benchmarks import log
+from benchmarks.suites import Task
+
+ROOT = Path(__file__).parent.parent
+EVAL_EPISODES = 10
+# A checkpoint holds the whole replay buffer, so it is not made at every evaluation.
+CHECKPOINTS = 20
+
+
+@dataclass(frozen=True)
+class Method:
+    """
+    :param name: Its name in logs: an algorithm of the zoo, or ``<algorithm>:<variant>``
+    :param params: Hyperparameters of its own, each as the zoo's ``-params`` takes it (``name:value``)
+    """
+
+    name: str
+    params: tuple[str, ...] = ()
+
+    @property
+    def algo(self) -> str:
+        """The zoo's name of the algorithm."""
+        return self.name.split(":")[0]
+
+
+def method(name: str) -> Method:
+    """
+    :param name: E.g. ``cir``, ``sac`` or ``cir:cdq``
+    :return: The method
+    :raises ValueError: If it is a variant of something else than CIR, or one that is not known.
+    """
+    algo, _, variant = name.partition(":")
+    if variant and algo != "cir":
+        raise ValueError(f"Method {name!r}: only CIR has variants, as cir:{variant}.")
+    # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
+    protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo == "sac" else ()
+    return Method(name, (*protocol, *(_variant_params(variant) if variant else ())))
+
+
+def _variant_params(name: str) -> list[str]:
+    try:
+        from sb3_cir import variants
+    except ImportError as error:
+        raise ValueError(f"Variant {name!r}: this sb3_cir has no variants ({error}).") from error
+    return [f"{argument}:{value!r}" for argument, value in variants.arguments(name).items()]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """
+    What all jobs of a grid share.
+
+    :param budget: Fraction of the paper's steps
+    :param eval_every: Steps of the simulator between evaluations; None for the paper's
+    :param params: Hyperparameters for all methods, as the zoo's ``-params`` takes them; a method's own of the same name win
+    :param threads: torch's
+    :param device: torch's
+    """
+
+    budget: float = 1.0
+    eval_every: int | None = None
+    params: tuple[str, ...] = ()
+    threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise ValueError(f"--budget {self.budget}: it must be positive.")
+        if self.eval_every is not None and self.eval_every < 1:
+            raise ValueError(f"--eval-every {self.eval_every}: it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """
+    One run. Its folder holds ``rows.csv`` (see :mod:`benchmarks.log`), ``manifest.json``, ``log.txt`` (what the zoo printed),
+    ``zoo/`` (what it saved), and while it is not finished ``progress.json`` and a checkpoint.
+
+    :param method: What is trained
+    :param task: On what
+    :param seed: With which seed
+    :param out: Folder of the grid
+    :param settings: What it shares with the others
+    """
+
+    method: Method
+    task: Task
+    seed: int
+    out: Path
+    settings: Settings = Settings()
+
+    def __str__(self) -> str:
+        return f"{self.method.name} {self.task.name} seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """A colon in a folder's name is not for every file system."""
+        return self.out / re.sub(r"[:=]", "_", self.method.name) / self.task.name / f"seed_{self.seed}"
+
+    @property
+    def rows_file(self) -> Path:
+        """The job's log."""
+        return self.folder / "rows.csv"
+
+    @property
+    def log_file(self) -> Path:
+        """What the zoo printed."""
+        return self.folder / "log.txt"
+
+    @property
+    def eval_every(self) -> int:
+        """Agent steps between evaluations."""
+        wanted = self.settings.eval_every or self.task.eval_every
+        return max(1, round(min(wanted, self.task.env_steps * self.settings.budget) / self.task.action_repeat))
+
+    @property
+    def agent_steps(self) -> int:
+        """Steps of the agent: rounded up to whole evaluation intervals, so that the last step is evaluated."""
+        wanted = self.task.env_steps * self.settings.budget / self.task.action_repeat
+        return self.eval_every * math.ceil(round(wanted / self.eval_every, 6))
+
+    @property
+    def env_steps(self) -> int:
+        """The same in steps of the simulator."""
+        return self.agent_steps * self.task.action_repeat
+
+    @property
+    def done_steps(self) -> int:
+        """Steps of the simulator that the log already covers."""
+        return int(log.read([self.rows_file]).env_step.max()) if self.rows_file.exists() else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the log covers all of them."""
+        return self.done_steps >= self.env_steps
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The newest whole checkpoint, if there is one."""
+        found = [path for path in self.folder.glob(".checkpoint_*") if path.name.split("_")[-1].isdigit()]
+        return max(found, key=lambda path: int(path.name.split("_")[-1]), default=None)
+
+    def command(self, checkpoint: Path | None = None) -> list[str]:
+        """
+        :param checkpoint: Where to go on from; None to begin
+        :return: The zoo's command, to be run where ``benchmarks`` can be imported
+        """
+        recorder = {
+            "folder": str(self.folder),
+            "exp_name": self.method.name,
+            "env_name": self.task.name,
+            "action_repeat": self.task.action_repeat,
+            "total_steps": self.agent_steps,
+            "checkpoint_every": math.ceil(self.agent_steps / CHECKPOINTS),
+        }
+        arguments = {
+            "--algo": self.method.algo,
+            "--env": self.task.env_id,
+            "--seed": self.seed,
+            "--n-timesteps": self.agent_steps,
+            "--eval-freq": self.eval_every,
+            "--eval-episodes": EVAL_EPISODES,
+            "--num-threads": self.settings.threads,
+            "--device": self.settings.device,
+            "--log-folder": self.folder / "zoo",
+        }
+        if checkpoint is not None:
+            recorder["checkpoint"] = str(checkpoint)
+            arguments["--trained-agent"] = checkpoint / "model.zip"
+        params = [
+            # Room for the whole run: it holds what the paper's million would, and a checkpoint of it is smaller.
+            f"buffer_size:{min(1_000_000, self.agent_steps)}",
+            *self.settings.params,
+            *self.method.params,
+            f"callback:{[{'benchmarks.recorder.Recorder': recorder}]}",
+        ]
+        options = [str(part) for item in arguments.items() for part in item]
+        return [sys.executable, "-m", "rl_zoo3.train", *options, "-params", *params]
+
+    def settings_line(self) -> str:
+        """What must be the same for a job to be continued: its command, without the machine's part in it."""
+        anywhere = replace(self, out=Path(), settings=replace(self.settings, threads=1, device="auto"))
+        return shlex.join(anywhere.command()[1:])
+
+    def check_settings(self) -> None:
+        """
+        Refuse to mix runs.
+
+        :raises ValueError: If the folder holds the same job with other settings.
+        """
+        manifest = self.folder / "manifest.json"
+        if not manifest.exists():
+            return
+        before, now = json.loads(manifest.read_text())["settings"], self.settings_line()
+        if before != now:
+            raise ValueError(
+                f"{self.folder} was made with other settings: take another --out, or remove it.\n"
+                f"  then: {before}\n  now:  {now}"
+            )
+
+    def lock(self) -> int:
+        """
+        Wait until no other process works in the folder, and keep others out while the returned descriptor is open here or in
+        a child process.
+
+        :return: A file descriptor
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor
+
+
+def rates(jobs: list[Job]) -> pd.DataFrame:
+    """
+    :param jobs: A grid
+    :return: For each of them that has a log: ``method``, ``task``, and ``rate``, the simulator's steps in a second
+    """
+    found = []
+    for job in jobs:
+        if job.rows_file.exists():
+            rows = log.read([job.rows_file])
+            found.append((job.method.name, job.task.name, rows.env_step.max() / rows[rows.metric == log.SECONDS].value.max()))
+    return pd.DataFrame(found, columns=["method", "task", "rate"])

@@ -1,0 +1,275 @@
+"""
+``python -m benchmarks run``: train a grid of methods, tasks and seeds with Ray.
+
+Each job is one RL Zoo command in a process of its own (see :mod:`benchmarks.jobs`), started by a Ray worker. Results are
+files below ``--out``, which every machine of a cluster must see under the same path, as it must this checkout.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.metadata
+import itertools
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import log
+from benchmarks.jobs import ROOT, Job, Settings, method, rates
+from benchmarks.progress import View
+from benchmarks.suites import SUITES, suite
+
+_VERSIONS_OF = ("torch", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "mujoco", "dm-control", "numpy", "ray")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the command's options.
+
+    :param parser: Gets them
+    """
+    parser.add_argument("--suite", required=True, choices=list(SUITES), metavar="SUITE", help=f"one of {', '.join(SUITES)}")
+    parser.add_argument(
+        "--methods", nargs="+", help="algorithms of the zoo and variants, e.g. cir sac cir:cdq (default: the suite's)"
+    )
+    parser.add_argument("--tasks", nargs="+", help="only these tasks of the suite")
+    parser.add_argument("--seeds", type=int, default=10, help="how many; they are 0, 1, ... (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--budget", type=float, default=1.0, help="fraction of the paper's steps (default: %(default)s)")
+    parser.add_argument("--eval-every", type=int, help="steps of the simulator between evaluations (default: the paper's)")
+    parser.add_argument("--params", nargs="+", default=[], help="hyperparameters for all jobs, as for the zoo's -params")
+    parser.add_argument("--address", help="a Ray cluster to join (default: this machine)")
+    parser.add_argument("--cpus-per-job", type=float, default=1.0, help="may be a fraction (default: %(default)s)")
+    parser.add_argument("--gpus-per-job", type=float, default=0.0, help="may be a fraction; with 0 jobs run on CPU")
+    parser.add_argument(
+        "--list", action="store_true", help="show what would run, with an estimate of hours, and start nothing"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """
+    :param options: See :func:`add_arguments`
+    :return: 0, or 1 where a job failed
+    """
+    jobs = grid(options)
+    for job in jobs:
+        job.check_settings()
+    console = Console()
+    if options.list:
+        console.print(plan(jobs, at_once=max(1, int((os.cpu_count() or 1) / (options.cpus_per_job or 1)))))
+        return 0
+    view = View(jobs, console)
+    missing = [job for job in jobs if not job.finished]
+    view.finished.update(job for job in jobs if job not in missing)
+    try:
+        with view:
+            for job, problem in _train_all(missing, options, view.refresh):
+                view.ended(job, problem)
+    except KeyboardInterrupt:
+        console.print("Interrupted. The same command goes on where this one stopped.")
+        return 130
+    return 1 if view.failed else 0
+
+
+def grid(options: argparse.Namespace) -> list[Job]:
+    """
+    :param options: See :func:`add_arguments`
+    :return: Its jobs, the first seed of everything first
+    :raises ValueError: If a method, a task or a setting is not valid.
+    """
+    chosen = suite(options.suite)
+    names = options.tasks or [task.name for task in chosen.tasks]
+    tasks = {task.name: task for task in chosen.tasks}
+    unknown = [name for name in names if name not in tasks]
+    if unknown:
+        raise ValueError(f"--tasks {unknown[0]}: suite {chosen.name} has {', '.join(tasks)}.")
+    if options.seeds < 1:
+        raise ValueError(f"--seeds {options.seeds}: it must be at least 1.")
+    settings = Settings(
+        options.budget,
+        options.eval_every,
+        tuple(options.params),
+        threads=max(1, int(options.cpus_per_job)),
+        device="cuda" if options.gpus_per_job else "cpu",
+    )
+    methods = [method(name) for name in options.methods or chosen.methods]
+    out = options.out.resolve()
+    order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
+    return [Job(each, task, seed, out, settings) for seed, each, task in order]
+
+
+def plan(jobs: list[Job], at_once: int) -> Table:
+    """
+    :param jobs: A grid
+    :param at_once: How many run at the same time
+    :return: What is done and what would run, with hours from the rate of the jobs that have run: of the same method and task,
+        else of the same method, else of any
+    """
+    seen = rates(jobs)
+    table = Table("method", "task", "seeds done", "steps left", "hours", title=f"{len(jobs)} jobs")
+    total = 0.0
+    for (name, task), group in _by_method_and_task(jobs):
+        left = sum(job.env_steps - min(job.done_steps, job.env_steps) for job in group)
+        like = [seen[(seen.method == name) & (seen.task == task)], seen[seen.method == name], seen]
+        rate = next((each.rate.mean() for each in like if len(each)), np.nan)
+        hours = left / rate / 3600 if left else 0.0
+        total += hours
+        done = sum(job.finished for job in group)
+        table.add_row(name, task, f"{done} of {len(group)}", f"{left:,}", "?" if np.isnan(hours) else f"{hours:.2f}")
+    table.caption = (
+        "Hours are not known: no job of this grid has a log yet."
+        if np.isnan(total)
+        else f"{total:.1f} hours of jobs left: {total / at_once:.1f} hours with {at_once} at once, as on this machine."
+    )
+    return table
+
+
+def _by_method_and_task(jobs: list[Job]) -> list[tuple[tuple[str, str], list[Job]]]:
+    groups: dict[tuple[str, str], list[Job]] = {}
+    for job in jobs:
+        groups.setdefault((job.method.name, job.task.name), []).append(job)
+    return list(groups.items())
+
+
+def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> Iterator[tuple[Job, str | None]]:
+    """Train the jobs with Ray; yield each that ended, with the reason if it failed."""
+    if not jobs:
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    for job in jobs:
+        (job.folder / "progress.json").unlink(missing_ok=True)
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    ray.init(
+        address=options.address,
+        runtime_env={"env_vars": {"PYTHONPATH": path}},
+        include_dashboard=False if options.address is None else None,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        remote = ray.remote(num_cpus=options.cpus_per_job, num_gpus=options.gpus_per_job, max_retries=0)(train)
+        running = {remote.remote(job): job for job in jobs}
+        while running:
+            ended, _ = ray.wait(list(running), timeout=1.0)
+            for reference in ended:
+                try:
+                    problem = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    problem = f"its worker died ({type(error).__name__})"
+                yield running.pop(reference), problem
+            refresh()
+    finally:
+        ray.shutdown()
+
+
+def train(job: Job) -> str | None:
+    """
+    Run one job to its end, from its last checkpoint if it has one. Runs in a Ray worker.
+
+    :param job: The job
+    :return: None, or why it failed
+    """
+    lock = job.lock()
+    try:
+        if job.finished:
+            return None
+        checkpoint = job.checkpoint
+        command = job.command(checkpoint)
+        write_manifest(job, command)
+        with open(job.log_file, "a") as output:
+            print(f"\n{shlex.join(command)}", file=output, flush=True)
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, pass_fds=[lock], preexec_fn=_die_with_parent
+            )
+            status = process.wait()
+        if not job.finished:
+            return f"the zoo ended with status {status} after {job.done_steps} of {job.env_steps} steps"
+        remove_leftovers(job)
+        return None
+    finally:
+        os.close(lock)
+
+
+def remove_leftovers(job: Job) -> None:
+    """
+    Remove checkpoints, and what a killed process had begun to write.
+
+    :param job: A job that is finished
+    """
+    for path in job.folder.glob(".*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != ".lock":
+            path.unlink()
+
+
+def _die_with_parent() -> None:
+    """A worker that is killed takes its training with it (Linux; elsewhere the job's lock keeps a second one waiting)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_manifest(job: Job, command: list[str]) -> None:
+    """
+    Write ``manifest.json``, or add to it the start that goes on from a checkpoint.
+
+    :param job: The job
+    :param command: The command that is about to run
+    """
+    path = job.folder / "manifest.json"
+    manifest = json.loads(path.read_text()) if path.exists() else {"settings": job.settings_line(), "starts": []}
+    manifest["starts"].append(
+        {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": shlex.join(command),
+            "git_commit": _git("rev-parse", "HEAD"),
+            "git_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+            "machine": {"system": platform.platform(), "processor": _processor(), "cpus": os.cpu_count(), "gpu": _gpu(job)},
+            "versions": {"python": platform.python_version(), **_versions()},
+        }
+    )
+    log.write_whole(path, json.dumps(manifest, indent=1))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONS_OF:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _git(*arguments: str) -> str | None:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _gpu(job: Job) -> str | None:
+    if job.settings.device == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

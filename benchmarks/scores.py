@@ -1,0 +1,158 @@
+"""From rows to scores: runs, tasks and steps as arrays, the paper's aggregates, and rliable's bootstrap around them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from rliable import library, metrics
+from scipy.stats import trim_mean
+
+from benchmarks import log
+from benchmarks.suites import Suite, Task, label, method_of_heading, published
+
+MEASURED, LOG, PAPER = "measured", "log", "paper"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """
+    One column or line of a report.
+
+    :param method: Its name in logs
+    :param source: :data:`MEASURED` (given as results), :data:`LOG` (given as reference) or :data:`PAPER` (its printed tables)
+    :param name: What it is called in tables and legends
+    """
+
+    method: str
+    source: str
+    name: str
+
+
+@dataclass
+class Scores:
+    """
+    One method's scores on the tasks of a suite. What is missing is left out: a task without a run, and runs beyond the
+    number that every task has, so that runs can be paired (the first of every task, the second, ...).
+
+    :param entry: Whose
+    :param tasks: Those that it has runs of
+    :param curves: For each task the scores, one column for each run in the order of the log, over the fraction of the
+        paper's steps; a run that ended before another keeps its last score
+    :param reach: The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made
+    """
+
+    entry: Entry
+    tasks: list[Task]
+    curves: list[pd.DataFrame]
+    reach: tuple[float, float]
+
+    @property
+    def runs(self) -> int:
+        """Runs that every task has."""
+        return min(curve.shape[1] for curve in self.curves)
+
+    @property
+    def final(self) -> np.ndarray:
+        """Scores of the last evaluation, ``(runs, tasks)``."""
+        return np.stack([curve.iloc[-1, : self.runs] for curve in self.curves], axis=1)
+
+    def over_steps(self) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Scores from the first step that every task has an evaluation for to the last one.
+
+        :return: Fractions of the paper's steps ``(steps,)``, and scores ``(runs, tasks, steps)``
+        """
+        first, last = max(curve.index[0] for curve in self.curves), min(curve.index[-1] for curve in self.curves)
+        steps = np.unique(np.concatenate([curve.index for curve in self.curves]))
+        steps = steps[(steps >= first) & (steps <= last)]
+        grid = [curve.iloc[:, : self.runs].reindex(steps, method="ffill").to_numpy() for curve in self.curves]
+        return steps, np.stack([curve.T for curve in grid], axis=1)
+
+
+def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) -> list[Scores]:
+    """
+    :param rows: A log
+    :param suite: Whose tasks are wanted
+    :param source: Where the log comes from
+    :param budget: Evaluations after this fraction of the paper's steps are left out
+    :return: One for each method in the log that has a run of one of the tasks
+    """
+    found = []
+    budgets = {task.name: task.env_steps for task in suite.tasks}
+    rows = rows[(rows.metric == log.RETURN) & rows.env_name.isin(list(budgets))]
+    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(budgets)).round(9))
+    rows = rows[rows.fraction <= budget]
+    for method, of_method in rows.groupby("exp_name", sort=False):
+        suffix = {MEASURED: "", LOG: " (log)"}[source]
+        entry = Entry(method, source, suite.methods.get(method, label(method)) + suffix)
+        of_tasks = {task: of_method[of_method.env_name == task.name] for task in suite.tasks}
+        curves = {task: _curve(of_task, task) for task, of_task in of_tasks.items() if len(of_task)}
+        ends = of_method.groupby(["env_name", "seed"]).fraction.max()
+        found.append(Scores(entry, list(curves), list(curves.values()), (ends.min(), ends.max())))
+    return found
+
+
+def _curve(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
+    curve = rows.pivot(index="fraction", columns="seed", values="value")[rows.seed.unique()]
+    return task.score(curve).ffill().dropna()
+
+
+def aggregate(scores: np.ndarray) -> np.ndarray:
+    """
+    The paper's aggregates. Its Median is that of the runs' means over tasks, not rliable's (of the tasks' means over runs).
+
+    :param scores: ``(runs, tasks)``, 1 where the paper has 1000 (ODRL: 100)
+    :return: As :data:`benchmarks.suites.AGGREGATES`, ``(4,)``
+    """
+    return np.array(
+        [
+            metrics.aggregate_iqm(scores),
+            np.median(scores.mean(axis=1)),
+            metrics.aggregate_mean(scores),
+            metrics.aggregate_optimality_gap(scores),
+        ]
+    )
+
+
+def iqm_over_steps(scores: np.ndarray) -> np.ndarray:
+    """
+    rliable's IQM for every step at once.
+
+    :param scores: ``(runs, tasks, steps)``
+    :return: ``(steps,)``
+    """
+    return trim_mean(scores.reshape(-1, scores.shape[-1]), 0.25, axis=0)
+
+
+def with_interval(
+    function: Callable[..., np.ndarray], *scores: np.ndarray, reps: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    A statistic with its 95 % interval from rliable's bootstrap, stratified by task.
+
+    :param function: The statistic, of arrays as below
+    :param scores: ``(runs, tasks, ...)``; several are resampled independently
+    :param reps: Bootstrap replications
+    :return: Estimate, lower and upper bound
+    """
+    # rliable draws from NumPy's global generator: the same report comes out twice.
+    np.random.seed(0)
+    data = scores[0] if len(scores) == 1 else list(scores)
+    points, intervals = library.get_interval_estimates({"": data}, lambda *x: np.atleast_1d(function(*x)), reps=reps)
+    return points[""], *intervals[""]
+
+
+def paper_numbers(suite: Suite) -> pd.DataFrame:
+    """
+    :param suite: A suite
+    :return: What the paper prints for it, as scores: columns ``row`` (task or aggregate), ``method``, ``mean``, ``std``
+    """
+    table = pd.DataFrame(published(suite.published) if suite.published else [], columns=["row", "column", "mean", "std"])
+    table[["mean", "std"]] = table[["mean", "std"]].apply(pd.to_numeric)
+    table["method"] = table.pop("column").map(method_of_heading)
+    if suite.name == "odrl":  # the one table with plain returns of tasks that have a normalised one
+        tasks = {task.name: task for task in suite.tasks}
+        table["mean"] = [tasks[row].score(mean) for row, mean in zip(table.row, table["mean"], strict=True)]
+        table["std"] *= [tasks[row].unit for row in table.row]
+    return table

@@ -1,0 +1,209 @@
+"""The report's tables, each with the paper's printed figures beside the measured ones."""
+
+import numpy as np
+import pandas as pd
+
+from benchmarks import log
+from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, paper_numbers, with_interval
+from benchmarks.suites import AGGREGATES, Suite, Task, label
+
+PAPER_SUFFIX = " (paper)"
+
+
+def aggregates(scores: list[Scores], suite: Suite, reps: int) -> list[dict]:
+    """
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: For each method: names, runs, tasks, steps, and each of :data:`AGGREGATES` with its ``low`` and ``high``; then the
+        paper's rows for the same suite, which have no interval
+    """
+    scale = suite.tasks[0].scale
+    factors = np.array([scale, scale, scale, 1.0])
+    found = []
+    for each in scores:
+        values, lows, highs = (bound * factors for bound in with_interval(aggregate, each.final / scale, reps=reps))
+        numbers = zip(AGGREGATES, values, lows, highs, strict=True)
+        found.append(
+            {
+                "name": each.entry.name,
+                "method": each.entry.method,
+                "source": each.entry.source,
+                "runs": each.runs,
+                "tasks": len(each.tasks),
+                "of_tasks": len(suite.tasks),
+                "budget": list(each.reach),
+                **{key: dict(value=float(value), low=float(low), high=float(high)) for key, value, low, high in numbers},
+            }
+        )
+    return found + _paper_aggregates(suite)
+
+
+def _paper_aggregates(suite: Suite) -> list[dict]:
+    table = paper_numbers(suite)
+    table = table[table.row.isin(AGGREGATES)]
+    return [
+        {
+            "name": suite.methods.get(method, label(method)) + PAPER_SUFFIX,
+            "method": method,
+            "source": PAPER,
+            **{key: {"value": value} for key, value in zip(group.row, group["mean"], strict=True)},
+        }
+        for method, group in table.groupby("method", sort=False)
+    ]
+
+
+def aggregates_table(found: list[dict]) -> pd.DataFrame:
+    """
+    :param found: From :func:`aggregates`
+    :return: The same for people; a method's measured, logged and printed rows stand together
+    """
+    methods = list(dict.fromkeys(entry["method"] for entry in found))
+    rows = []
+    for entry in sorted(found, key=lambda entry: methods.index(entry["method"])):
+        cells = {key: _with_bounds(entry[key], 4 if key == "OG" else 2) for key in AGGREGATES}
+        size = {}
+        if entry["source"] != PAPER:
+            size["runs"] = str(entry["runs"])
+            size["tasks"] = f"{entry['tasks']} of {entry['of_tasks']}"
+            size["of the paper's steps"] = _percent(*entry["budget"])
+        rows.append({"method": entry["name"], **cells, **size})
+    return pd.DataFrame(rows).fillna("")
+
+
+def _percent(low: float, high: float) -> str:
+    return f"{100 * low:.3g} %" if low == high else f"{100 * low:.3g} to {100 * high:.3g} %"
+
+
+def _with_bounds(number: dict[str, float], digits: int) -> str:
+    bounds = f" [{number['low']:.{digits}f}, {number['high']:.{digits}f}]" if "low" in number else ""
+    return f"{number['value']:.{digits}f}{bounds}"
+
+
+def per_task(scores: list[Scores], suite: Suite, plain: bool = False) -> pd.DataFrame:
+    """
+    :param scores: Of each method
+    :param suite: Their suite
+    :param plain: Show returns in place of normalised ones
+    :return: Mean ± standard deviation over runs (of the runs, not an estimate from them: the square root has n under it, as
+        in the paper) of the last evaluation, one row for each task
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for each in scores:
+        for task, curve in zip(each.tasks, each.curves, strict=True):
+            columns.setdefault(each.entry.name, {})[task.name] = _cell(
+                task, curve.iloc[-1].mean(), curve.iloc[-1].std(ddof=0), plain
+            )
+    table = paper_numbers(suite)
+    tasks = {task.name: task for task in suite.tasks}
+    for row, method, mean, std in table[["row", "method", "mean", "std"]].itertuples(index=False):
+        if row in tasks:
+            name = suite.methods.get(method, label(method)) + PAPER_SUFFIX
+            columns.setdefault(name, {})[row] = _cell(tasks[row], mean, std, plain)
+    wide = pd.DataFrame(columns, index=pd.Index([*tasks], name="task"))
+    return wide[_together(list(wide), scores, suite)].fillna("").reset_index()
+
+
+def _together(names: list[str], scores: list[Scores], suite: Suite) -> list[str]:
+    """Order columns so that a method's measured, logged and printed ones stand side by side."""
+    first = [name.removesuffix(" (log)").removesuffix(PAPER_SUFFIX) for name in names]
+    order = list(dict.fromkeys([*suite.methods.values(), *first]))
+    return sorted(names, key=lambda name: order.index(name.removesuffix(" (log)").removesuffix(PAPER_SUFFIX)))
+
+
+def _cell(task: Task, mean: float, std: float, plain: bool) -> str:
+    mean, std = (task.value(mean), std / task.unit) if plain else (mean, std)
+    return f"{mean:.2f}" if np.isnan(std) else f"{mean:.1f} ± {std:.1f}"
+
+
+def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
+    """
+    :param rows: A log
+    :param suite: Whose tasks count
+    :return: For each method of which the log has seconds: what its runs cost so far
+    """
+    rows = rows[rows.env_name.isin([task.name for task in suite.tasks])]
+    keys = ["exp_name", "env_name", "seed"]
+    last = rows.sort_values("env_step").groupby([*keys, "metric"]).value.last().unstack("metric")
+    last["steps"] = rows.groupby(keys).env_step.max()
+    if log.SECONDS not in last:
+        return pd.DataFrame()
+    last = last[last[log.SECONDS].notna()]
+    table = last.groupby("exp_name").agg(
+        runs=("steps", "size"),
+        steps=("steps", "mean"),
+        hours=(log.SECONDS, lambda x: x.mean() / 3600),
+        updates=(log.UPDATES, "mean"),
+    )
+    table["steps a second"] = table.steps / table.hours / 3600
+    table.index = pd.Index([suite.methods.get(method, label(method)) for method in table.index], name="method")
+    shown = {"steps": "{:,.0f}", "hours": "{:.3f}", "updates": "{:,.0f}", "steps a second": "{:.1f}"}
+    for column, pattern in shown.items():
+        table[column] = table[column].map(pattern.format)
+    return table.rename(columns={"steps": "steps a run", "hours": "hours a run", "updates": "updates a run"}).reset_index()
+
+
+def percent_of_cir(scores: list[Scores], suite: Suite, reps: int) -> pd.DataFrame:
+    """
+    The paper's "% CIR performance": 100 times a variant's mean return over CIR's on the same tasks.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param reps: Bootstrap replications
+    :return: Columns ``group`` (medium, hard or all tasks), ``name``, ``source``, ``value``, ``low`` and ``high``
+    """
+    groups = {
+        "medium": [task for task in suite.tasks if not task.hard],
+        "hard": [task for task in suite.tasks if task.hard],
+        "all": list(suite.tasks),
+    }
+    if not groups["hard"] or not groups["medium"]:
+        groups = {"all": groups["all"]}
+    rows = []
+    for group, tasks in groups.items():
+        rows += _percent_measured(scores, group, tasks, reps) + _percent_paper(suite, group, tasks)
+    return pd.DataFrame(rows, columns=["group", "name", "source", "value", "low", "high"])
+
+
+def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps: int) -> list[dict]:
+    cir = next((each for each in scores if each.entry.method == "cir"), None)
+    variants = [each for each in scores if each.entry.source == MEASURED and each.entry.method != "cir"]
+    if cir is None:
+        return []
+    rows = []
+    for each in variants:
+        common = [task for task in tasks if task in each.tasks and task in cir.tasks]
+        if common:
+            own, base = (one.final[:, [one.tasks.index(task) for task in common]] for one in (each, cir))
+            numbers = with_interval(lambda x, y: 100 * x.mean() / y.mean(), own, base, reps=reps)
+            value, low, high = (float(number[0]) for number in numbers)
+            rows.append(dict(group=group, name=each.entry.name, source=MEASURED, value=value, low=low, high=high))
+    return rows
+
+
+def _percent_paper(suite: Suite, group: str, tasks: list[Task]) -> list[dict]:
+    table = paper_numbers(suite)
+    means = table[table.row.isin([task.name for task in tasks])].groupby("method", sort=False)["mean"].mean()
+    return [
+        dict(group=group, name=suite.methods.get(method, label(method)), source=PAPER, value=100 * mean / means["cir"])
+        for method, mean in means.items()
+        if method != "cir"
+    ]
+
+
+def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
+    """
+    The paper's CIR@k: the mean score over tasks at k steps of the suite's shortest tasks and the same fraction of
+    the others (hard tasks: 2k).
+
+    :param scores: Of each method
+    :param points: Values of k, evenly spaced up to what all have reached
+    :return: Columns ``entry``, ``k`` (fraction of the paper's steps), ``value`` and ``std`` (over runs, averaged over tasks)
+    """
+    rows = []
+    for each in scores:
+        steps, curves = each.over_steps()
+        for k in np.linspace(0, steps[-1], points + 1)[1:]:
+            at = curves[..., np.searchsorted(steps, k + 1e-9) - 1]
+            rows.append(dict(entry=each.entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
+    return pd.DataFrame(rows)

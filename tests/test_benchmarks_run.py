@@ -1,0 +1,300 @@
+"""The grid runner: jobs as zoo commands, the recorder in a training run, and Ray with workers and drivers that are killed."""
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("rich", reason="needs rich and pandas, of the benchmarks extra")
+
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+
+from benchmarks import log, run
+from benchmarks.jobs import ROOT, Job, Settings, method
+from benchmarks.recorder import Recorder
+from benchmarks.suites import task
+
+TINY = ["policy_kwargs:dict(net_arch=[8,8])", "batch_size:8", "learning_starts:20"]
+needs_the_zoo = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None or importlib.util.find_spec("_sb3_cir_zoo_hook") is None,
+    reason="needs ray, and sb3_cir installed so that the zoo knows cir",
+)
+
+
+def job(out, name="cir", budget=0.0008, eval_every=200, task_name="cartpole-balance"):
+    return Job(method(name), task(task_name), 3, out, Settings(budget, eval_every, tuple(TINY)))
+
+
+def options(out, *more):
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    return parser.parse_args(["--suite", "dmc_hard", "--out", str(out), *more])
+
+
+def test_a_job_is_one_zoo_command(tmp_path):
+    command = job(tmp_path).command()
+    assert command[1:3] == ["-m", "rl_zoo3.train"]
+    given = dict(zip(command[3 : command.index("-params") : 2], command[4 : command.index("-params") : 2], strict=True))
+    assert given["--env"] == "dm_control/cartpole-balance-v0"
+    # 500,000 steps of the simulator at action repeat 2, of which 0.0008
+    assert (given["--n-timesteps"], given["--eval-freq"], given["--eval-episodes"]) == ("200", "100", "10")
+    assert "batch_size:8" in command
+    assert "benchmarks.recorder.Recorder" in command[-1]
+
+
+def test_the_whole_budget_is_the_papers(tmp_path):
+    whole = Job(method("cir"), task("dog-run"), 0, tmp_path)
+    assert (whole.agent_steps, whole.env_steps, whole.eval_every) == (500_000, 1_000_000, 2_500)
+    odrl = Job(method("cir"), task("ant-gravity-5.0"), 0, tmp_path)
+    assert (odrl.agent_steps, odrl.eval_every) == (1_000_000, 10_000)
+
+
+@pytest.mark.parametrize(("budget", "every", "steps", "interval"), [(0.001, 300, 300, 150), (0.001, 9999, 250, 250)])
+def test_the_last_step_is_evaluated(tmp_path, budget, every, steps, interval):
+    found = job(tmp_path, budget=budget, eval_every=every)
+    assert (found.agent_steps, found.eval_every) == (steps, interval)
+
+
+def test_variants_are_the_packages(tmp_path):
+    pytest.importorskip("sb3_cir.variants", reason="needs the variants")
+    assert "convex_coef:1.0" in job(tmp_path, "cir:cdq").command()
+    with pytest.raises(ValueError, match="cqd"):
+        method("cir:cqd")
+    with pytest.raises(ValueError, match="only CIR"):
+        method("sac:cdq")
+
+
+def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
+    jobs = run.grid(options(tmp_path, "--methods", "cir", "sac", "--tasks", "dog-run", "dog-walk", "--seeds", "2"))
+    assert [(each.seed, each.method.name, each.task.name) for each in jobs[:3]] == [
+        (0, "cir", "dog-run"),
+        (0, "cir", "dog-walk"),
+        (0, "sac", "dog-run"),
+    ]
+    assert len({each.folder for each in jobs}) == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--tasks", "dog-sit"], "dog-sit"),
+        (["--budget", "0"], "--budget 0"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--eval-every", "0"], "--eval-every 0"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, more, says):
+    with pytest.raises(ValueError, match=says):
+        run.grid(options(tmp_path, *more))
+
+
+def finished_rows(each, seconds=7200.0):
+    values = {log.RETURN: 5.0, log.SECONDS: seconds, log.UPDATES: 9.0}
+    rows = [(each.method.name, each.task.name, each.seed, key, each.env_steps, value) for key, value in values.items()]
+    each.folder.mkdir(parents=True)
+    log.write(each.rows_file, pd.DataFrame(rows, columns=log.COLUMNS))
+
+
+def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, capsys):
+    given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "3", "--list")
+    assert run.main(given) == 0
+    assert "not known" in capsys.readouterr().out
+    finished_rows(run.grid(given)[0])
+    before = sorted(tmp_path.rglob("*"))
+    assert run.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "1 of 3" in shown
+    assert "4.0 hours of jobs left" in shown
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_with_other_settings_is_refused(tmp_path):
+    first = job(tmp_path)
+    finished_rows(first)
+    run.write_manifest(first, first.command())
+    first.check_settings()
+    with pytest.raises(ValueError, match="other settings"):
+        job(tmp_path, budget=0.0016).check_settings()
+    manifest = json.loads((first.folder / "manifest.json").read_text())
+    start = manifest["starts"][0]
+    assert shlex.split(start["command"]) == first.command()
+    assert start["versions"]["stable-baselines3"]
+    assert start["machine"]["cpus"] == os.cpu_count()
+
+
+class Killed(BaseCallback):
+    """Ends the run as an exception would, at a step between evaluations."""
+
+    def _on_step(self):
+        if self.num_timesteps == 55:
+            raise KeyError("killed")
+        return True
+
+
+def learn(folder, checkpoint=None, callbacks=()):
+    env, eval_env = make_vec_env("Pendulum-v1", seed=0), make_vec_env("Pendulum-v1", seed=0)
+    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80, 15, checkpoint and str(checkpoint))
+    arguments = {"learning_starts": 10, "batch_size": 8, "buffer_size": 80, "policy_kwargs": {"net_arch": [8, 8]}, "seed": 3}
+    if checkpoint is None:
+        model = SAC("MlpPolicy", env, **arguments)
+    else:
+        model = SAC.load(checkpoint / "model.zip", env)
+        model.load_replay_buffer(checkpoint / "replay_buffer.pkl")
+    model.learn(80, callback=[recorder, *callbacks, EvalCallback(eval_env, eval_freq=20, n_eval_episodes=1, verbose=0)])
+    return model
+
+
+def test_the_recorder_goes_on_from_its_checkpoint_without_losing_or_doubling_rows(tmp_path):
+    with pytest.raises(KeyError):
+        learn(tmp_path, callbacks=[Killed()])
+    checkpoint = tmp_path / ".checkpoint_40"
+    assert [path.name for path in tmp_path.glob(".checkpoint_*")] == [checkpoint.name]
+    before = (tmp_path / "rows.csv").read_text()
+    assert set(log.read([tmp_path]).env_step) == {40, 80}
+
+    model = learn(tmp_path, checkpoint)
+    assert (tmp_path / "rows.csv").read_text().startswith(before)
+    rows = log.read([tmp_path])
+    assert list(rows[rows.metric == log.RETURN].env_step) == [40, 80, 120, 160]
+    assert not rows.duplicated(["metric", "env_step"]).any()
+    seconds = rows[rows.metric == log.SECONDS].value
+    assert (seconds.diff().dropna() > 0).all()
+    # 80 steps, ten of them warm-up: neither the warm-up nor an update was made twice or left out.
+    assert model._n_updates == 70
+    assert model.replay_buffer.size() == 80
+    progress = json.loads((tmp_path / "progress.json").read_text())
+    assert progress["step"] == progress["total"] == 160
+
+
+def test_a_checkpoint_that_was_cut_short_is_not_used(tmp_path):
+    found = job(tmp_path)
+    found.folder.mkdir(parents=True)
+    (found.folder / ".part_12").mkdir()
+    assert found.checkpoint is None
+    for step in (100, 20):
+        (found.folder / f".checkpoint_{step}").mkdir()
+    assert found.checkpoint.name == ".checkpoint_100"
+
+
+def grid_command(out, *more):
+    grid = ["--suite", "dmc_easy_medium", "--methods", "cir", "sac", "--tasks", "cartpole-balance", "--seeds", "1"]
+    command = [sys.executable, "-m", "benchmarks", "run", *grid, "--out", str(out), *more]
+    return [*command, "--budget", "0.0008", "--eval-every", "200", "--params", *TINY]
+
+
+def start(out, *more):
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(grid_command(out, *more), cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def parent(process):
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def training(out):
+    """The zoo's trainings below a folder: process id, and that of the parent, which is a Ray worker."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_text().split("\0")
+            if "rl_zoo3.train" in words and any(word.startswith(str(out)) for word in words):
+                found[int(path.name)] = parent(path.name)
+        except OSError:
+            continue  # it has ended
+    return {process: worker for process, worker in found.items() if worker not in found}
+
+
+def wait_for(condition, seconds=300):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.1)
+
+
+def check_finished(out, steps=(200, 400)):
+    files = sorted(out.rglob("rows.csv"))
+    assert len(files) == 2
+    for file in files:
+        rows = pd.read_csv(file)
+        assert len(rows) == 3 * len(steps)
+        assert not rows.duplicated(["metric", "env_step"]).any()
+        assert set(rows.env_step) == set(steps)
+        assert not list(file.parent.glob(".checkpoint_*"))
+
+
+@needs_the_zoo
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_killed_workers_and_drivers_lose_no_row(tmp_path):
+    driver = start(tmp_path)
+    wait_for(lambda: list(tmp_path.rglob("rows.csv")))
+    folder = next(tmp_path.rglob("rows.csv")).parent
+    before = (folder / "rows.csv").read_text()
+    worker = next((worker for worker in training(folder).values()), None)
+    assert worker is not None, "the job ended before it could be killed"
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not training(folder), 20)
+    wait_for(lambda: len(list(tmp_path.rglob("rows.csv"))) == 2 or driver.poll() is not None)
+    driver.kill()
+    wait_for(lambda: not training(tmp_path), 20)
+
+    again = start(tmp_path)
+    shown = again.communicate()[0]
+    assert again.returncode == 0, shown
+    assert (folder / "rows.csv").read_text().startswith(before)
+    check_finished(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert "--trained-agent" in manifest["starts"][-1]["command"]
+
+    files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+    third = start(tmp_path)
+    assert "2 done" in third.communicate()[0]
+    assert files == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*") if file.is_file()}
+
+
+@needs_the_zoo
+@pytest.mark.slow
+def test_a_failed_job_is_reported_and_does_not_stop_the_rest(tmp_path):
+    blocked = tmp_path / "cir" / "cartpole-balance" / "seed_0"
+    blocked.mkdir(parents=True)
+    (blocked / "zoo").write_text("a file where the zoo wants a folder")
+    driver = start(tmp_path)
+    shown = driver.communicate()[0]
+    assert driver.returncode == 1
+    assert f"Its log: {blocked / 'log.txt'}" in shown
+    assert "FileExistsError" in (blocked / "log.txt").read_text() or "NotADirectoryError" in (blocked / "log.txt").read_text()
+    assert (tmp_path / "sac" / "cartpole-balance" / "seed_0" / "rows.csv").exists()
+
+
+@needs_the_zoo
+@pytest.mark.slow
+def test_a_cluster_of_two_nodes(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        driver = start(tmp_path, "--address", cluster.address)
+        nodes = set()
+        while driver.poll() is None:
+            with contextlib.suppress(OSError):
+                nodes |= {parent(worker) for worker in training(tmp_path).values()}
+            time.sleep(0.1)
+        assert driver.returncode == 0, driver.communicate()[0]
+        # Workers are children of their node's process.
+        assert len(nodes) == 2
+    finally:
+        cluster.shutdown()
+    check_finished(tmp_path)
