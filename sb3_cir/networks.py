@@ -52,6 +52,9 @@ class StackedLinear(nn.Module):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
+        if th.compiler.is_compiling():
+            # The compiler adds the bias in the same pass over memory as what follows; baddbmm takes one of its own.
+            return th.bmm(x, self.weight) + self.bias
         return th.baddbmm(self.bias, x, self.weight)
 
     def extra_repr(self) -> str:
@@ -74,7 +77,7 @@ class AvgRNorm(nn.Module):
         self.coef = coef
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        return self.coef * x / x.abs().mean(dim=-1, keepdim=True).clamp(min=self.MIN_MEAN)
+        return x * (self.coef / x.abs().mean(dim=-1, keepdim=True).clamp(min=self.MIN_MEAN))
 
     def extra_repr(self) -> str:
         return f"coef={self.coef}"

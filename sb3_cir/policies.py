@@ -13,6 +13,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import CRITICS, choose
 from sb3_cir.networks import UShape, UShapeCritic, check_widths
@@ -115,16 +116,20 @@ class ExactSquashedGaussian(SquashedDiagGaussianDistribution):
         log_prob = DiagGaussianDistribution.log_prob(self, gaussian_actions)
         return log_prob - log_tanh_derivative(gaussian_actions).sum(dim=1)
 
-    def log_prob_from_params(self, mean_actions: th.Tensor, log_std: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def log_prob_from_params(
+        self, mean_actions: th.Tensor, log_std: th.Tensor, noise: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor]:
         """
         Sample an action, with its log-probability from the noise that made it (no ``torch.distributions``: its checks read
         values back from the device).
 
         :param mean_actions: ``(batch, n_actions)``, before tanh
         :param log_std: The same shape
+        :param noise: From N(0, 1), the same shape; drawn here when not given
         :return: Actions ``(batch, n_actions)`` and log-probabilities ``(batch,)``
         """
-        noise = th.randn_like(mean_actions)
+        if noise is None:
+            noise = th.randn_like(mean_actions)
         gaussian_actions = mean_actions + log_std.exp() * noise
         gaussian_log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
         log_prob = (gaussian_log_prob - log_tanh_derivative(gaussian_actions)).sum(dim=1)
@@ -142,12 +147,25 @@ def log_tanh_derivative(x: th.Tensor) -> th.Tensor:
 
 
 class CIRActor(Actor):
-    """SAC's actor with the exact log-probability. With gSDE the distribution stays SB3's."""
+    """SAC's actor with the exact log-probability, of noise that may be given. With gSDE the distribution stays SB3's."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         if not self.use_sde:
             self.action_dist = ExactSquashedGaussian(get_action_dim(self.action_space))  # type: ignore[assignment]
+
+    def action_log_prob(self, obs: PyTorchObs, noise: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+        """
+        :param obs: Observations
+        :param noise: From N(0, 1), ``(batch, n_actions)``; drawn here when not given. Not with gSDE, whose noise is in its
+            weights.
+        :return: Actions ``(batch, n_actions)`` and log-probabilities ``(batch,)``
+        """
+        if noise is None:
+            return super().action_log_prob(obs)
+        assert isinstance(self.action_dist, ExactSquashedGaussian)
+        mean_actions, log_std, _ = self.get_action_dist_params(obs)
+        return self.action_dist.log_prob_from_params(mean_actions, log_std, noise)
 
 
 class LayerNormActor(CIRActor):
@@ -173,6 +191,24 @@ class UShapeActor(CIRActor):
         self.latent_pi = nn.Sequential(stack, nn.Flatten(0, 1))
 
 
+class FusedAdam(th.optim.Adam):
+    """
+    PyTorch's Adam by its fused kernel: one pass over memory where the default takes a dozen, on a CPU six times faster.
+
+    Loads the state of any Adam, that of models saved with the default one too.
+
+    :param params: Parameters
+    :param kwargs: Adam's arguments
+    """
+
+    def __init__(self, params: ParamsT, **kwargs: Any):
+        super().__init__(params, **{"fused": True} | kwargs)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = [group | {"fused": self.defaults["fused"], "foreach": None} for group in state_dict["param_groups"]]
+        super().load_state_dict(state_dict | {"param_groups": groups})
+
+
 ACTORS: dict[str, type[CIRActor]] = {"CIR": CIRActor, "ActorLN": LayerNormActor, "ActorCIR": UShapeActor}
 
 
@@ -190,6 +226,7 @@ class CIRPolicy(SACPolicy):
         your own.
     :param actor_network: "CIR", "ActorLN" or "ActorCIR" (the paper's variants of the actor)
     :param critic_weight_decay: Decoupled weight decay on the critic's Adam, as AdamW has it (variant WD)
+    :param optimizer_class: Optimiser of actor and critic
     :param kwargs: What else SB3's ``SACPolicy`` takes. ``activation_fn`` is the actor's; the critic's is always elu.
     :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, if c is not positive, if
         the weight decay is negative, or if there is no network of the given name.
@@ -206,6 +243,7 @@ class CIRPolicy(SACPolicy):
         critic_network: str | type[UShapeCritic] = "CIR",
         actor_network: str = "CIR",
         critic_weight_decay: float = 0.0,
+        optimizer_class: type[th.optim.Optimizer] = FusedAdam,
         **kwargs: Any,
     ):
         if kwargs.get("n_critics", 2) < 1:
@@ -223,7 +261,7 @@ class CIRPolicy(SACPolicy):
         self.critic_weight_decay = critic_weight_decay
         if net_arch is None:
             net_arch = dict(pi=[512, 512], qf=[512, 512])
-        super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
+        super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)

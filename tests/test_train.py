@@ -133,12 +133,36 @@ def test_logged_keys() -> None:
         "ent_coef",
         "ent_coef_loss",
         "q_mean",
+        "q_abs_max",
+        "critic_grad_norm",
+        "actor_grad_norm",
         "input_saturation",
         "n_updates",
         "learning_rate",
     )
     assert set(model.logger.name_to_value) == {f"train/{key}" for key in keys}
     assert all(np.isfinite(value) for value in model.logger.name_to_value.values())
+
+
+def test_diagnosis() -> None:
+    """Of the last update with the batch it had, once in a hundred updates."""
+    model = filled()
+    model.train(gradient_steps=1, batch_size=16)
+    logged = dict(model.logger.name_to_value)
+    for name in ("actor", "critic"):
+        gradients = [parameter.grad.flatten() for parameter in getattr(model, name).parameters()]
+        assert logged[f"train/{name}_grad_norm"] == pytest.approx(th.cat(gradients).norm().item(), rel=1e-5)
+    with th.no_grad():
+        model.critic.q_network.head.weight.zero_()
+        model.critic.q_network.head.bias.fill_(-30.0)
+    seen = {}
+    while model._n_updates < 220:
+        model.logger.name_to_value.clear()
+        model.train(gradient_steps=1, batch_size=16)
+        if "train/q_abs_max" in model.logger.name_to_value:
+            seen[model._n_updates] = model.logger.name_to_value["train/q_abs_max"]
+    assert list(seen) == [100, 200]
+    assert seen[100] > 25 > logged["train/q_abs_max"]
 
 
 def test_learning_rate_schedule() -> None:

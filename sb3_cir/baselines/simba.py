@@ -16,14 +16,12 @@ from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule
-from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
-from torch.nn import functional as F
 from typing_extensions import Self
 
-from sb3_cir.cir import CIR, minimise
+from sb3_cir.cir import CIR
 from sb3_cir.policies import CIRActor
 
 # The bounds that the original squeezes the actor's log_std into.
@@ -395,37 +393,19 @@ class SimBa(CIR):
         """
         if self.use_sde:
             self.actor.reset_noise()
-        actions, log_prob = self.actor.action_log_prob(batch.observations)
-        smallest_q = th.cat(self.critic(batch.observations, actions), dim=1).amin(dim=1)
-        actor_loss = (self._temperature() * log_prob - smallest_q).mean()
-        minimise(actor_loss, self.actor.optimizer)
-        scalars = {"actor_loss": actor_loss.detach()}
+        scalars = self._update_actor(batch, self._ent_coef())
+        return scalars | self._update_critics(batch, self._ent_coef())
 
-        if self.log_ent_coef is not None and self.ent_coef_optimizer is not None:
-            assert isinstance(self.target_entropy, float)
-            ent_coef_loss = -(self.log_ent_coef.exp() * (log_prob.detach() + self.target_entropy)).mean()
-            minimise(ent_coef_loss, self.ent_coef_optimizer)
-            scalars["ent_coef_loss"] = ent_coef_loss.detach()
-
-        ent_coef = self._temperature()
-        target = self._target(batch, ent_coef)
-        q_values = self.critic(batch.observations, batch.actions)
-        critic_loss = th.stack([F.mse_loss(q_value, target) for q_value in q_values]).sum()
-        minimise(critic_loss, self.critic.optimizer)
-        if self._n_updates % self.target_update_interval == 0:
-            polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-        return scalars | {
-            "critic_loss": critic_loss.detach(),
-            "ent_coef": ent_coef.squeeze(),
-            "q_mean": th.cat(q_values).detach().mean(),
-        }
+    def _actor_loss(
+        self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None
+    ) -> tuple[th.Tensor, th.Tensor]:
+        actions, log_prob = self._act(batch.observations, noise)
+        smallest_q = self._q_values(self.critic, batch.observations, actions).amin(dim=1)
+        return (ent_coef * log_prob - smallest_q).mean(), log_prob.detach()
 
     def learn(self, *args: Any, **kwargs: Any) -> Self:
         """Learn; all arguments are SAC's. The run's name for TensorBoard is the class's unless given."""
         return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)
-
-    def _temperature(self) -> th.Tensor:
-        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
 
 
 class SimBaSMR(SimBa):
