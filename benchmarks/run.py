@@ -242,7 +242,7 @@ def write_manifest(job: Job, command: list[str]) -> None:
             "command": shlex.join(command),
             "git_commit": _git("rev-parse", "HEAD"),
             "git_clean": not _git("status", "--porcelain", "--untracked-files=no"),
-            "machine": {"system": platform.platform(), "processor": _processor(), "cpus": os.cpu_count(), "gpu": _gpu(job)},
+            "machine": {"system": platform.platform(), "processor": processor(), "cpus": os.cpu_count(), "gpu": _gpu(job)},
             "versions": {"python": platform.python_version(), **_versions()},
         }
     )
@@ -262,7 +262,8 @@ def _git(*arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
-def _processor() -> str:
+def processor() -> str:
+    """:return: Name of this machine's CPU"""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 

@@ -345,6 +345,7 @@ class CIR(SAC):
         if self.use_sde or self.n_steps > 1 or any(True for _ in self.actor.features_extractor.parameters()):
             return False
         assert isinstance(self.train_freq, TrainFreq)
+        n_steps -= max(0, self.learning_starts - self.num_timesteps)
         calls = n_steps / (self.n_envs * self.train_freq.frequency if self.train_freq.unit == TrainFrequencyUnit.STEP else 1)
         n_updates = calls * abs(self.gradient_steps) * self.sample_reuse
         # Matrix products of an update: six passes through the critics, four through the actor.
