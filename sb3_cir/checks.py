@@ -143,7 +143,7 @@ class _Watch:
         self.check_rewards(rewards)
         if np.any(dones):
             for index in np.flatnonzero(dones).tolist():
-                if infos[index].get("terminal_observation") is not None:
+                if "terminal_observation" in infos[index]:
                     self.check_one(infos[index]["terminal_observation"], index)
         self.stepping = False
         return results
@@ -234,6 +234,8 @@ class _WatchBase(_Watch):
 
     def call(self, name: str, *args: Any) -> Any:
         try:
+            if name == "step_wait":
+                self.await_workers()
             return super().call(name, *args)
         except BadDataError:
             raise
@@ -262,10 +264,10 @@ class _WatchBase(_Watch):
         array = np.asarray(rewards)
         if array.dtype.kind not in _NUMBERS or array.size != self.env.num_envs:
             for index, reward in enumerate(rewards):
-                self.check_reward(reward, index)
+                self.check_reward(reward, index if array.dtype.kind in "O" + _NUMBERS else self.only_one())
         super().check_rewards(rewards)
 
-    def check_reward(self, reward: Any, index: int) -> None:
+    def check_reward(self, reward: Any, index: int | None) -> None:
         """
         :param reward: Of one environment
         :param index: Which one
@@ -290,9 +292,23 @@ class _WatchBase(_Watch):
             if array.shape != expected and not array.size == math.prod(expected) == 1:
                 raise self.bad(f"shape {array.shape[len(rows) :]}", what, index or 0, f"{space.shape}")
             if array.dtype.kind not in _TAKES.get(space.dtype.kind, array.dtype.kind):  # type: ignore[union-attr]
-                # An array has one type: which of several environments gave another cannot be seen in it.
-                which = 0 if index is None and self.env.num_envs == 1 else index
+                which = self.only_one() if index is None else index
                 raise self.bad(f"{array.dtype} {_oddest(array)!r}", what, which, f"{space.dtype}")
+
+    def only_one(self) -> int | None:
+        """:return: The index where there is one environment; an array does not show which of several made it what it is."""
+        return 0 if self.env.num_envs == 1 else None
+
+    def await_workers(self) -> None:
+        """
+        Wait until there is something from each of SB3's ``SubprocVecEnv``. Forked workers keep each other's pipes open, so
+        that from one which has died no end of file comes: SB3 would wait for ever.
+        """
+        for remote, process in zip(getattr(self.env, "remotes", ()), getattr(self.env, "processes", ()), strict=False):
+            while not remote.poll(1.0):
+                if process.exitcode is not None:
+                    remote.close()  # so that the environment's close() does not wait either
+                    raise EOFError
 
     def find_bad_data(self, error: Exception) -> int | None:
         """

@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, ReplayB
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
+from sb3_cir.archive import PlainArchive
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.checks import CheckedRollouts
 from sb3_cir.policies import CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
@@ -18,7 +19,7 @@ from sb3_cir.policies import CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
 SelfCIR = TypeVar("SelfCIR", bound="CIR")
 
 
-class CIR(CheckedRollouts, SAC):
+class CIR(CheckedRollouts, PlainArchive, SAC):
     """
     Temporal difference learning with Constrained Initial Representations (CIR).
 
