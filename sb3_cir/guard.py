@@ -23,7 +23,7 @@ class NonFiniteGuard(BaseCallback):
     After each rollout it looks at what the algorithm has logged under ``train/``, and now and then at all parameters.
 
     :param folder: Where to save the model, as ``non_finite_<steps>_steps.zip``. Nothing that is there is written over.
-        Default: the log's folder if there is one, else the current one.
+        Default: the log's folder (``tensorboard_log``, or that of ``set_logger()``) if there is one, else the current one.
     :param check_freq: Rollouts (train calls) from one look at all parameters to the next. A bad one shows in the losses of
         the next train call, so this need not be often.
     :raises ValueError: From ``learn()``: what is not finite, at which step, and where the model was saved.
@@ -36,6 +36,7 @@ class NonFiniteGuard(BaseCallback):
         self.folder = folder
         self.check_freq = check_freq
         self._rollouts = 0
+        self._raised = False
 
     def _on_rollout_start(self) -> None:
         # Between a train call and the first action that follows it.
@@ -48,7 +49,9 @@ class NonFiniteGuard(BaseCallback):
         return True
 
     def _on_training_end(self) -> None:
-        self._check(self._bad_loss())
+        # RL Zoo ends the training of a run which has failed, too.
+        if not self._raised:
+            self._check(self._bad_loss())
 
     def _bad_loss(self) -> tuple[str, float] | None:
         for name, value in self.logger.name_to_value.items():
@@ -67,13 +70,16 @@ class NonFiniteGuard(BaseCallback):
             return
         found = [bad for bad in (bad_loss, first_non_finite(tensors.items())) if bad is not None]
         path = self._save()
+        self._raised = True
         raise ValueError(
             f"{' and '.join(f'{value} in {name}' for name, value in found)} at step {self.num_timesteps}: training has ended, "
             f"the model as it is now was saved to {path}."
         )
 
     def _save(self) -> Path:
-        folder = Path(self.folder or self.logger.get_dir() or ".").resolve()
+        # Without either, SB3's log is in a temporary folder.
+        has_log = self.model._custom_logger or self.model.tensorboard_log is not None
+        folder = Path(self.folder or (has_log and self.logger.get_dir()) or ".").resolve()
         stem = f"non_finite_{self.num_timesteps}_steps"
         path = folder / f"{stem}.zip"
         number = 1

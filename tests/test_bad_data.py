@@ -111,10 +111,8 @@ def test_observation_of_another_form(vec_env_cls: type, step: int, value: Any, m
 
 def test_observation_of_a_kind_that_would_be_cut_off() -> None:
     """A float in an integer's place. The other way round nothing is lost."""
-    env = make(n_envs=1, bad=0, fault="observation", value=np.array([0.5, 0.5]), space=IMAGE)
-    learn_until(
-        BadDataError, r"^float64 0.5 in the observation of environment 0 at step 2, where uint8 was expected: ", env, 1
-    )
+    env = make(fault="observation", value=np.array([0.5, 0.5]), space=IMAGE)
+    learn_until(BadDataError, "^float64 0.5 in the observation of environment 1 at step 4, where uint8 was expected: ", env, 1)
     env = make(n_envs=1, bad=0, fault="observation", value=np.array([1, 0]))
     assert small(env, learning_starts=100).learn(9).replay_buffer.pos == 9
     env = make(n_envs=1, bad=0, fault="observation", value=[0.5, 0.5])

@@ -72,6 +72,13 @@ def test_at_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "non_finite_30_steps.zip").exists()
 
 
+def test_current_folder_without_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"saved to .*non_finite_30_steps\.zip"):
+        small("Pendulum-v1").learn(30, callback=[Spoil("actor.mu.bias", th.nan), NonFiniteGuard()])
+    assert (tmp_path / "non_finite_30_steps.zip").exists()
+
+
 def test_large_is_not_infinite(tmp_path: Path) -> None:
     """Numbers whose squares overflow."""
     model = small("Pendulum-v1", gradient_steps=0)
@@ -96,7 +103,7 @@ def test_zoo(tmp_path: Path) -> None:
     """By one line of yaml, in a run whose learning rate is absurd: the zoo's own final model is not written."""
     config = tmp_path / "cir.yml"
     config.write_text(
-        "Pendulum-v1:\n  n_timesteps: 2000\n  policy: MlpPolicy\n  learning_rate: 1.0e+38\n  learning_starts: 50\n"
+        "Pendulum-v1:\n  n_timesteps: 2000\n  policy: MlpPolicy\n  learning_rate: 1.0e+30\n  learning_starts: 50\n"
         "  policy_kwargs: dict(net_arch=[16])\n  callback: sb3_cir.guard.NonFiniteGuard\n"
     )
     program = "import sb3_cir.zoo; sb3_cir.zoo.register(); from rl_zoo3.train import train; train()"
