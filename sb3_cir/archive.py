@@ -200,7 +200,7 @@ def from_plain(plain: Any) -> Any:
     if ":class:" in plain:
         found = _named(plain[":class:"])
         if found is None:
-            raise ValueError(f"there is no class {plain[':class:']} that an archive may name")
+            raise ValueError(f"there is no class {plain[':class:']} that an archive may name, or its module is not imported")
         return found
     return {key: from_plain(entry) for key, entry in plain.items()}
 

@@ -20,8 +20,6 @@ from typing_extensions import Self
 # Kinds of numbers that an array of each kind takes without loss of sense: a float in an integer's place is cut off.
 _NUMBERS = "fiub"
 _TAKES = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
-
-
 _UNTOUCHED = "nothing of it was stored, the model is as it was before this step."
 
 
@@ -54,24 +52,25 @@ class CheckedRollouts(OffPolicyAlgorithm):
             return super().learn(*args, **kwargs)
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        index, value = 0, math.nan
         try:
             action, buffer_action = super()._sample_action(*args, **kwargs)
         except ValueError as error:
             # torch's distributions refuse NaN, but cannot say where it is from.
-            bad = first_non_finite(self.policy.named_parameters())
-            if bad is None:
+            if self._bad_parameter() is None:
                 raise
-            raise self._bad_action(index, value, bad) from error
+            raise self._bad_action(0, math.nan) from error
         finite = np.isfinite(buffer_action)
         if np.count_nonzero(finite) < finite.size:
-            index, *place = np.argwhere(~finite)[0]
-            value = buffer_action[(index, *place)]
-            raise self._bad_action(index, value, first_non_finite(self.policy.named_parameters()))
+            place = tuple(np.argwhere(~finite)[0])
+            raise self._bad_action(place[0], buffer_action[place])
         return action, buffer_action
 
-    def _bad_action(self, index: int, value: float, bad: tuple[str, float] | None) -> ValueError:
-        source = "the policy's parameters are finite" if bad is None else f"the policy has {bad[1]} in {bad[0]}"
+    def _bad_parameter(self) -> tuple[str, float] | None:
+        return first_non_finite((name, value) for name, value in self.policy.named_parameters() if name.startswith("actor."))
+
+    def _bad_action(self, index: int, value: float) -> ValueError:
+        bad = self._bad_parameter()
+        source = "the actor's parameters are finite" if bad is None else f"there is {bad[1]} in {bad[0]}"
         return ValueError(
             f"{value} in the action for environment {index} at step {self.num_timesteps + self.n_envs}: {source}. "
             "No step was made with it, nothing of it was stored."

@@ -292,7 +292,7 @@ def test_actor_with_nan(model_class: type) -> None:
                     parameter.view(-1)[3] = th.nan
             return True
 
-    with pytest.raises(ValueError, match=f"^nan in the action for environment 0 at step 14: the policy has nan in {name}"):
+    with pytest.raises(ValueError, match=f"^nan in the action for environment 0 at step 14: there is nan in {name}"):
         model.learn(60, callback=Spoil())
     assert model.replay_buffer.pos == 6
     assert np.isfinite(model.replay_buffer.actions[:6]).all()
@@ -300,9 +300,7 @@ def test_actor_with_nan(model_class: type) -> None:
 
 def test_action_noise_with_nan() -> None:
     noise = NormalActionNoise(np.zeros(2), np.array([0.1, np.nan]))
-    with pytest.raises(
-        ValueError, match=r"^nan in the action for environment 0 at step 2: the policy's parameters are finite"
-    ):
+    with pytest.raises(ValueError, match=r"^nan in the action for environment 0 at step 2: the actor's parameters are finite"):
         small(make(), action_noise=noise).learn(60)
 
 
