@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch as th
 from stable_baselines3 import SAC
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -24,7 +23,9 @@ from stable_baselines3.common.type_aliases import (
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
+from sb3_cir.archive import PlainArchive
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.checks import CheckedRollouts
 from sb3_cir.policies import CIRActor, CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
 
 SelfCIR = TypeVar("SelfCIR", bound="CIR")
@@ -39,7 +40,7 @@ SHARE_SAVED = 0.1
 COMPILE_SECONDS = 60
 
 
-class CIR(SAC):
+class CIR(CheckedRollouts, PlainArchive, SAC):
     """
     Temporal difference learning with Constrained Initial Representations (CIR).
 
@@ -346,8 +347,12 @@ class CIR(SAC):
             return False
         assert isinstance(self.train_freq, TrainFreq)
         n_steps -= max(0, self.learning_starts - self.num_timesteps)
-        calls = n_steps / (self.n_envs * self.train_freq.frequency if self.train_freq.unit == TrainFrequencyUnit.STEP else 1)
-        n_updates = calls * abs(self.gradient_steps) * self.sample_reuse
+        if self.gradient_steps < 0:
+            n_updates = n_steps * self.sample_reuse
+        elif self.train_freq.unit == TrainFrequencyUnit.STEP:
+            n_updates = n_steps // (self.train_freq.frequency * self.n_envs) * self.gradient_steps * self.sample_reuse
+        else:
+            return False  # Nobody knows how many episodes there will be.
         # Matrix products of an update: six passes through the critics, four through the actor.
         critic, actor = (sum(p.numel() for p in module.parameters()) for module in (self.critic, self.actor))
         flops = 2 * self.batch_size * (6 * critic + 4 * actor)
@@ -389,50 +394,8 @@ class CIR(SAC):
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_scalars"]
 
-    def _store_transition(
-        self,
-        replay_buffer: ReplayBuffer,
-        buffer_action: np.ndarray,
-        new_obs: np.ndarray | dict[str, np.ndarray],
-        reward: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-    ) -> None:
-        if self._vec_normalize_env is None:
-            self._check_finite("reward", reward)
-            self._check_finite("observation", new_obs)
-        else:
-            # What is stored: VecNormalize's own output is clipped, which hides inf.
-            self._check_finite("reward", self._vec_normalize_env.get_original_reward())
-            self._check_finite("observation", self._vec_normalize_env.get_original_obs())
-        for index, info in enumerate(infos):
-            if info.get("terminal_observation") is not None:
-                self._check_finite("observation", info["terminal_observation"], env_index=index)
-        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-
-    def _check_finite(self, what: str, value: np.ndarray | dict[str, np.ndarray], env_index: int | None = None) -> None:
-        """
-        :param what: What the value is, for the error
-        :param value: With one row for each environment, or from the one at ``env_index``
-        :raises ValueError: If there is NaN or inf in it
-        """
-        for name, entry in value.items() if isinstance(value, dict) else [("", value)]:
-            array = np.asarray(entry)
-            # Summing first is the fast path: a sum is finite unless an entry is not (or it overflows, then we look).
-            if array.dtype.kind != "f" or np.isfinite(array.sum()) or np.isfinite(array).all():
-                continue
-            index = np.argwhere(~np.isfinite(array))[0]
-            env = int(index[0]) if env_index is None else env_index
-            raise ValueError(
-                f"{array[tuple(index)]} in the {what}{f' {name!r}' if name else ''} of environment {env} "
-                f"at step {self.num_timesteps}: nothing of it was stored, the model is as it was before this step."
-            )
-
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        first_obs = self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.get_original_obs()
-        assert first_obs is not None
-        self._check_finite("observation", first_obs)
         n_steps = total_timesteps - self.num_timesteps
         self._compiling = self._worth_compiling(n_steps) if self.compile == "auto" else bool(self.compile)
         return total_timesteps, callback

@@ -29,6 +29,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.checks import BadDataError, FailedEnvError, watch
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
 
 Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
@@ -214,8 +215,10 @@ class OffDynamicsCallback(BaseCallback):
             return  # learn() was called again: the target's episode goes on, as the source's does
         spec = self.training_env.get_attr("spec")[0]
         make_target = self._target_maker(spec)
-        self._target_env = self._make(make_target, self.model.seed)
-        self._last_obs: Any = self._target_env.reset()
+        target_env = self._make(make_target, self.model.seed)
+        with watch(target_env, self.model, "target domain"):
+            self._last_obs: Any = target_env.reset()
+        self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
         if self.eval_freq:
             seed = None if self.model.seed is None else self.model.seed + 100
@@ -269,9 +272,13 @@ class OffDynamicsCallback(BaseCallback):
         try:
             model._last_obs = self._normalize(self._last_obs)
             actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
-            new_obs, rewards, dones, infos = self._target_env.step(actions)
+            with watch(self._target_env, model, "target domain"):
+                new_obs, rewards, dones, infos = self._target_env.step(actions)
             model._last_obs, model._vec_normalize_env = self._last_obs, None
             model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]
+        except (BadDataError, FailedEnvError):
+            self._target_env = None  # should learn() be called again, it is with another
+            raise
         finally:
             vars(model).update(lent)
         self._last_obs = new_obs

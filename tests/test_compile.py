@@ -80,6 +80,8 @@ def test_falls_back_with_one_warning() -> None:
         (250_000, dict(use_sde=True), False),
         (250_000, dict(n_steps=3), False),
         (250_000, dict(gradient_steps=0), False),
+        (250_000, dict(train_freq=(1, "episode")), False),
+        (250_000, dict(train_freq=(1, "episode"), gradient_steps=-1), True),
         (5_000, {}, False),
         (5_000, dict(sample_reuse=10), True),
     ],

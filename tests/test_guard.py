@@ -1,0 +1,128 @@
+"""The callback that ends a run with NaN or inf in it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+from small import small
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
+
+from sb3_cir import CIR
+from sb3_cir.baselines.darc import DARC
+from sb3_cir.guard import NonFiniteGuard, named_tensors
+
+
+class Spoil(BaseCallback):
+    """Put a value into one tensor at step 30."""
+
+    def __init__(self, name: str, value: float):
+        super().__init__()
+        self.name, self.value = name, value
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == 30:
+            tensor = dict(named_tensors(self.model))[self.name]
+            with th.no_grad():
+                tensor.view(-1)[0] = self.value
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("critic.q_network.down.0.weight", th.nan), ("actor.mu.bias", th.inf), ("log_ent_coef", -th.inf)],
+)
+def test_parameter(tmp_path: Path, name: str, value: float) -> None:
+    """Found without a train call, at the next step; the saved model has it too."""
+    model = small("Pendulum-v1", gradient_steps=0)
+    message = rf"^{value} in {re.escape(name)} at step 30: training has ended, the model as it is now was saved to (.*)\.$"
+    with pytest.raises(ValueError, match=message) as caught:
+        model.learn(60, callback=[Spoil(name, value), NonFiniteGuard(tmp_path / "here", check_freq=1)])
+    (path,) = (tmp_path / "here").iterdir()
+    assert re.match(message, str(caught.value))[1] == str(path)  # type: ignore[index]
+    assert path.name == "non_finite_30_steps.zip"
+    loaded = CIR.load(path, device="cpu")
+    assert loaded.num_timesteps == 30
+    np.testing.assert_array_equal(dict(named_tensors(loaded))[name].detach().view(-1)[0], np.float32(value))
+
+
+@pytest.mark.parametrize("model_class", [CIR, SAC])
+def test_loss(tmp_path: Path, model_class: type) -> None:
+    """Found long before the parameters are looked at again. What was saved before is left as it was."""
+    (tmp_path / "non_finite_30_steps.zip").write_text("mine")
+    model = small("Pendulum-v1", model_class=model_class)
+    name = next(name for name, _ in model.critic.named_parameters())
+    message = r"^(nan|inf) in train/\w+ and (nan|inf) in \S+ at step 30: .*non_finite_30_steps_2\.zip\.$"
+    with pytest.raises(ValueError, match=message):
+        model.learn(60, callback=[Spoil(f"critic.{name}", th.inf), NonFiniteGuard(tmp_path)])
+    assert (tmp_path / "non_finite_30_steps.zip").read_text() == "mine"
+
+
+def test_at_the_end(tmp_path: Path) -> None:
+    """After the last train call no other step comes. The log's folder is where the model goes by default."""
+    model = small("Pendulum-v1")
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    with pytest.raises(ValueError, match="at step 30: "):
+        model.learn(30, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard()])
+    assert (tmp_path / "non_finite_30_steps.zip").exists()
+
+
+def test_current_folder_without_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"saved to .*non_finite_30_steps\.zip"):
+        small("Pendulum-v1").learn(30, callback=[Spoil("actor.mu.bias", th.nan), NonFiniteGuard()])
+    assert (tmp_path / "non_finite_30_steps.zip").exists()
+
+
+def test_large_is_not_infinite(tmp_path: Path) -> None:
+    """Numbers whose squares overflow."""
+    model = small("Pendulum-v1", gradient_steps=0)
+    with th.no_grad():
+        model.critic.q_network.down[0].weight.fill_(1e30)
+    assert model.learn(30, callback=NonFiniteGuard(tmp_path, check_freq=1)).num_timesteps == 30
+    assert not list(tmp_path.iterdir())
+
+
+def test_check_freq() -> None:
+    with pytest.raises(ValueError, match="check_freq=0: it must be at least 1"):
+        NonFiniteGuard(check_freq=0)
+
+
+def test_names() -> None:
+    model = small("Pendulum-v1", model_class=DARC)
+    names = {name for name, _ in named_tensors(model)}
+    assert {"log_ent_coef", "actor.mu.weight", "critic_target.qf0.0.weight", "classifiers.sas.0.weight"} <= names
+
+
+def test_zoo(tmp_path: Path) -> None:
+    """By one line of yaml, in a run whose learning rate is absurd: the zoo's own final model is not written."""
+    config = tmp_path / "cir.yml"
+    config.write_text(
+        "Pendulum-v1:\n  n_timesteps: 2000\n  policy: MlpPolicy\n  learning_rate: 1.0e+30\n  learning_starts: 50\n"
+        "  policy_kwargs: dict(net_arch=[16])\n  callback: sb3_cir.guard.NonFiniteGuard\n"
+    )
+    program = "import sb3_cir.zoo; sb3_cir.zoo.register(); from rl_zoo3.train import train; train()"
+    arguments = [
+        "--algo",
+        "cir",
+        "--env",
+        "Pendulum-v1",
+        "-f",
+        str(tmp_path / "logs"),
+        "-conf",
+        str(config),
+        "--device",
+        "cpu",
+    ]
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert run.returncode != 0
+    assert re.search(r"ValueError: (nan|inf) in train/\w+ and (nan|-?inf) in \S+ at step 5\d: training has ended", run.stderr)
+    assert len(list(tmp_path.glob("non_finite_5*_steps.zip"))) == 1
+    assert not list((tmp_path / "logs").rglob("Pendulum-v1.zip"))
