@@ -13,12 +13,13 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.checkpoint import Resumable
 from sb3_cir.policies import CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
 
 SelfCIR = TypeVar("SelfCIR", bound="CIR")
 
 
-class CIR(SAC):
+class CIR(Resumable, SAC):
     """
     Temporal difference learning with Constrained Initial Representations (CIR).
 
