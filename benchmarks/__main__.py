@@ -1,4 +1,4 @@
-"""``python -m benchmarks run | report | theory``. Each command's module is imported when it is asked for and not before."""
+"""``python -m benchmarks run | report | theory | reliability``. Each command's module is imported when it is asked for and not before."""
 
 import argparse
 import importlib
@@ -8,6 +8,7 @@ COMMANDS = {
     "run": "train every method on every task of a suite with several seeds",
     "report": "tables, figures and a page from logs",
     "theory": "the paper's theorems on random finite Markov chains",
+    "reliability": "runs that are killed, a full disk, damaged files, a long run",
 }
 
 
