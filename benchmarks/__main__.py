@@ -1,4 +1,7 @@
-"""``python -m benchmarks run | report | theory | reliability``. Each command's module is imported when it is asked for and not before."""
+"""
+``python -m benchmarks run | report | theory | reliability``. Each command's module is imported when it is asked for and not
+before.
+"""
 
 import argparse
 import importlib
