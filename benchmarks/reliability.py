@@ -41,6 +41,7 @@ EPISODE = 37
 EVERY = 50  # steps between checkpoints, of the runs that are killed
 ROWS = 1_000  # of their replay buffers: the ring turns many times
 EARLY = 0.2  # of them are killed while they start
+AIMED = 0.5  # of the others when they begin to write a file, if that comes before the random moment
 LIFE = 2.5  # seconds that such a run lives, at most
 
 
@@ -208,7 +209,10 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
                     raise ValueError(f"{lost} steps were lost")
                 most_lost = max(most_lost, lost)
                 with_two += answer["checkpoints"] == 2
-                time.sleep(generator.uniform(0, LIFE))
+                moment = time.monotonic() + generator.uniform(0, LIFE)
+                aimed = generator.random() < AIMED
+                while time.monotonic() < moment and not (aimed and any(folder.rglob("*.part"))):
+                    time.sleep(0 if aimed else 0.01)
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
             process.join()

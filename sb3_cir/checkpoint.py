@@ -556,10 +556,10 @@ def read(place: Path) -> Stored:
     :return: The checkpoint
     :raises FileNotFoundError: If there is none.
     """
-    folder = place if place.is_dir() else place.parent
-    match = None if place.is_dir() else NAME.fullmatch(place.name)
+    match = NAME.fullmatch(place.name)
+    folder, newest = (place.parent, int(match[1])) if match else (place, None)
     for step, path in checkpoints(folder):
-        if match is not None and step > int(match[1]):
+        if newest is not None and step > newest:
             continue
         try:
             return _read_whole(path)
