@@ -191,7 +191,7 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
             process = context.Process(target=live, args=(folder, theirs))
             process.start()
             theirs.close()
-            if generator.random() < EARLY:
+            if there and generator.random() < EARLY:
                 early += 1
                 time.sleep(generator.uniform(0, LIFE / 4))
             else:
@@ -211,6 +211,9 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
                 with_two += answer["checkpoints"] == 2
                 moment = time.monotonic() + generator.uniform(0, LIFE)
                 aimed = generator.random() < AIMED
+                if not there:
+                    # Nothing is promised to a run that was killed before its first checkpoint.
+                    moment += wait_for_first(folder / "checkpoints")
                 while time.monotonic() < moment and not (aimed and any(folder.rglob("*.part"))):
                     time.sleep(0 if aimed else 0.01)
             assert process.pid is not None
@@ -227,6 +230,19 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
         f"most steps lost: {most_lost}, with a checkpoint every {EVERY}",
         f"every row of the replay buffer was right each time; its ring turned {turns:.1f} times, {model.num_timesteps} steps",
     ]
+
+
+def wait_for_first(folder: Path) -> float:
+    """
+    :param folder: A folder of checkpoints that is about to have one
+    :return: Seconds until it had
+    """
+    began = time.monotonic()
+    while not checkpoints(folder):
+        if time.monotonic() > began + 120:
+            raise ValueError("no checkpoint was written within two minutes")
+        time.sleep(0.01)
+    return time.monotonic() - began
 
 
 def full_disk(options: argparse.Namespace, console: Console) -> list[str]:
