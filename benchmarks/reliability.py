@@ -7,12 +7,12 @@ of, so that each row of a replay buffer that comes back can be checked, and that
 
 import argparse
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import random
 import resource
 import shutil
-import signal
 import struct
 import subprocess
 import tempfile
@@ -42,6 +42,7 @@ EVERY = 50  # steps between checkpoints, of the runs that are killed
 ROWS = 1_000  # of their replay buffers: the ring turns many times
 EARLY = 0.2  # of them are killed while they start
 AIMED = 0.5  # of the others when they begin to write a file, if that comes before the random moment
+START = 300  # seconds that it may take to start; where it does not, it says what it was doing
 LIFE = 2.5  # seconds that such a run lives, at most
 
 
@@ -154,6 +155,7 @@ def live(folder: Path, to_parent: Connection) -> None:
     :param to_parent: Is told what was found
     """
     th.set_num_threads(1)
+    faulthandler.dump_traceback_later(START - 10)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = checkpoints(folder / "checkpoints")
@@ -168,6 +170,7 @@ def live(folder: Path, to_parent: Connection) -> None:
             to_parent.send({"problem": str(error)})
             return
         damaged = [str(each.message) for each in caught if "damaged" in str(each.message)]
+        faulthandler.cancel_dump_traceback_later()
         to_parent.send({"step": model.num_timesteps, "checkpoints": len(found), "damaged": damaged})
     model.learn(FOREVER, callback=Checkpoint(EVERY, folder / "checkpoints"))
 
@@ -183,53 +186,70 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
     context.set_forkserver_preload(["benchmarks.reliability"])
     generator = random.Random(options.seed)
     most_lost = writing = with_two = early = 0
+    slowest = 0.0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         reached, there = 0, False
         for _ in track(range(options.kills), "killed", console=console):
             ours, theirs = context.Pipe(duplex=False)
+            left = half_written(folder)
             process = context.Process(target=live, args=(folder, theirs))
             process.start()
             theirs.close()
-            if there and generator.random() < EARLY:
-                early += 1
-                time.sleep(generator.uniform(0, LIFE / 4))
-            else:
-                if not ours.poll(120):
-                    raise ValueError("a run did not start within two minutes")
-                answer = ours.recv()
-                if "problem" in answer:
-                    raise ValueError(answer["problem"])
-                if there and answer["step"] == 0:
-                    raise ValueError("a run started anew where there was a checkpoint")
-                if answer["damaged"]:
-                    raise ValueError(answer["damaged"][0])
-                lost = reached - answer["step"]
-                if there and lost > EVERY:
-                    raise ValueError(f"{lost} steps were lost")
-                most_lost = max(most_lost, lost)
-                with_two += answer["checkpoints"] == 2
-                moment = time.monotonic() + generator.uniform(0, LIFE)
-                aimed = generator.random() < AIMED
-                if not there:
-                    # Nothing is promised to a run that was killed before its first checkpoint.
-                    moment += wait_for_first(folder / "checkpoints")
-                while time.monotonic() < moment and not (aimed and any(folder.rglob("*.part"))):
-                    time.sleep(0 if aimed else 0.01)
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
-            process.join()
+            try:
+                if there and generator.random() < EARLY:
+                    early += 1
+                    time.sleep(generator.uniform(0, LIFE / 4))
+                else:
+                    began = time.monotonic()
+                    if not ours.poll(START):
+                        raise ValueError(f"a run did not start within {START} seconds")
+                    slowest = max(slowest, time.monotonic() - began)
+                    answer = ours.recv()
+                    if "problem" in answer:
+                        raise ValueError(answer["problem"])
+                    if there and answer["step"] == 0:
+                        raise ValueError("a run started anew where there was a checkpoint")
+                    if answer["damaged"]:
+                        raise ValueError(answer["damaged"][0])
+                    lost = reached - answer["step"]
+                    if there and lost > EVERY:
+                        raise ValueError(f"{lost} steps were lost")
+                    most_lost = max(most_lost, lost)
+                    with_two += answer["checkpoints"] == 2
+                    moment = time.monotonic() + generator.uniform(0, LIFE)
+                    aimed = generator.random() < AIMED
+                    if not there:
+                        # Nothing is promised to a run that was killed before its first checkpoint.
+                        moment += wait_for_first(folder / "checkpoints")
+                    while time.monotonic() < moment and not (aimed and half_written(folder) - left):
+                        time.sleep(0 if aimed else 0.01)
+            finally:
+                process.kill()
+                process.join()
+            writing += bool(half_written(folder) - left)
             reached = struct.unpack("q", (folder / "steps").read_bytes())[0] if (folder / "steps").exists() else 0
             there = bool(checkpoints(folder / "checkpoints"))
-            writing += any(folder.rglob("*.part"))
         model = resumed(folder / "checkpoints")
         turns = model.num_timesteps / ROWS
     return [
         f"{options.kills} kills (SIGKILL), {early} of them while a run started and {writing} while a file was being written: "
         f"each run went on from the newest checkpoint, {with_two} times with an older one there and whole too",
-        f"most steps lost: {most_lost}, with a checkpoint every {EVERY}",
+        f"most steps lost: {most_lost}, with a checkpoint every {EVERY}; slowest start, checks included: {slowest:.0f} s",
         f"every row of the replay buffer was right each time; its ring turned {turns:.1f} times, {model.num_timesteps} steps",
     ]
+
+
+def half_written(folder: Path) -> set[tuple[str, int]]:
+    """
+    :param folder: A run's folder
+    :return: Name and time of each file in it that has no name of its own yet
+    """
+    found = set()
+    for path in folder.rglob("*.part"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 def wait_for_first(folder: Path) -> float:
@@ -372,7 +392,7 @@ def soak(options: argparse.Namespace, console: Console) -> list[str]:
         values = [each[what] for each in full]
         first, least, most, last = (f"{value:.4g}" for value in (values[0], min(values), max(values), values[-1]))
         lines.append(f"{what}: first {first}, least {least}, most {most}, last {last}")
-    lines.append(f"processes left once the environments are closed: {left}")
+    lines.append(f"processes left once the environments are closed: {left}, Python's own two for starting others among them")
     return lines
 
 

@@ -280,10 +280,11 @@ def write(model: Resumable, folder: Path, keep: int, callback: BaseCallback) -> 
     :param folder: Where to; it exists.
     :param keep: How many to keep
     :param callback: The one that ``learn()`` was given, of which some have state
-    :raises OSError: If it cannot be written. Everything is as it was then.
+    :raises OSError: If it cannot be written. What was there is still there.
     """
     folder = folder.resolve()
     before = model._saved if model._saved is not None and model._saved.folder == folder else None
+    path = folder / f"step_{model.num_timesteps}.zip"
     new: list[Path] = []
     try:
         buffers = {
@@ -296,10 +297,12 @@ def write(model: Resumable, folder: Path, keep: int, callback: BaseCallback) -> 
         with zipfile.ZipFile(archive, "w") as opened:
             opened.writestr("manifest.json", json.dumps(manifest))
             opened.writestr("state.pt", state.getbuffer())
-        write_whole(folder / f"step_{model.num_timesteps}.zip", archive.getbuffer())
+        write_whole(path, archive.getbuffer())
     except BaseException:
-        for path in new:
-            path.unlink(missing_ok=True)
+        # Once it has its name, it is whole and needs them.
+        if not path.exists():
+            for each in new:
+                each.unlink(missing_ok=True)
         raise
     model._saved = Saved(folder, model.num_timesteps, buffers)
     with contextlib.suppress(OSError):

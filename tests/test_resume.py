@@ -383,6 +383,8 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "the next try is at step 45."
         ]
         assert not list(folder.rglob("*.part"))
+        (good,) = (path for step, path in checkpoints(folder) if step == last)
+        assert CIR.resume(good, Walk()).num_timesteps == last
         found = CIR.resume(folder, Walk())
         assert found.num_timesteps == 45
         np.testing.assert_array_equal(found.replay_buffer.observations, model.replay_buffer.observations)
