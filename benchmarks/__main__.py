@@ -1,5 +1,5 @@
 """
-``python -m benchmarks run | report | theory | speed``.
+``python -m benchmarks run | report | theory | speed | reliability``.
 
 Each command's module is imported when it is asked for and not before.
 """
@@ -13,6 +13,7 @@ COMMANDS = {
     "report": "tables, figures and a page from logs",
     "theory": "the paper's theorems on random finite Markov chains",
     "speed": "what a train call costs, beside its matrix products alone and beside other implementations",
+    "reliability": "runs that are killed, a full disk, damaged files, a long run",
 }
 
 

@@ -8,29 +8,21 @@ import io
 import json
 import pathlib
 import pickle
-import sys
 import zipfile
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.save_util import is_json_serializable, open_path
-from stable_baselines3.common.type_aliases import GymEnv, TrainFreq, TrainFrequencyUnit
-from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
+from stable_baselines3.common.type_aliases import GymEnv
 from typing_extensions import Self
+
+from sb3_cir.plain import from_plain, to_plain
 
 # What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
 DISPENSABLE = ("lr_schedule", "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer")
 _SPACES = ("observation_space", "action_space")
-_SCHEDULES = {schedule.__name__: schedule for schedule in (ConstantSchedule, LinearSchedule)}
-# Classes of these places and kinds may be named in an archive. None of them does anything when it is made.
-_PLACES = ("sb3_cir.", "stable_baselines3.", "torch.nn.modules.", "torch.optim.")
-_KINDS = (th.nn.Module, th.optim.Optimizer, ReplayBuffer)
 
 
 class PlainArchive(BaseAlgorithm):
@@ -51,7 +43,7 @@ class PlainArchive(BaseAlgorithm):
         """
         self._plain: dict[str, Any] = {}
         for name, value in vars(self).items():
-            if not is_json_serializable(value):
+            if name not in DISPENSABLE and not is_json_serializable(value):
                 try:
                     self._plain[name] = to_plain(value)
                 except TypeError:
@@ -132,7 +124,7 @@ def _replacements(archive: io.BytesIO, path: str, env: Any, custom_objects: dict
         elif name in plain:
             try:
                 objects[name] = from_plain(plain[name])
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
+            except ValueError as error:
                 raise ValueError(f"{path}: the plain value of {name} cannot be read ({error}).") from error
         elif name in _SPACES and env is not None:
             objects[name] = getattr(env, name)
@@ -146,107 +138,3 @@ def _replacements(archive: io.BytesIO, path: str, env: Any, custom_objects: dict
             f"custom_objects={{{example}}}{hint}, or trusted=True if you trust whoever made it."
         )
     return objects | custom_objects
-
-
-def to_plain(value: Any) -> Any:
-    """
-    :param value: Numbers, strings, known classes (:func:`_named`), spaces, SB3's schedules and ``train_freq``, and
-        lists, tuples and dicts of them
-    :return: What JSON can hold
-    :raises TypeError: If it is anything else.
-    """
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return to_plain(value.item())
-    if isinstance(value, list):
-        return [to_plain(entry) for entry in value]
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: to_plain(entry) for key, entry in value.items()}
-    if isinstance(value, TrainFreq):
-        return {":train_freq:": [value.frequency, value.unit.value]}
-    if type(value) is tuple:
-        return {":tuple:": [to_plain(entry) for entry in value]}
-    if isinstance(value, spaces.Space):
-        return {":space:": _space_to_plain(value)}
-    if type(value) in _SCHEDULES.values():
-        return {":schedule:": type(value).__name__, "arguments": to_plain(vars(value))}
-    if isinstance(value, type) and _named(name := f"{value.__module__}.{value.__qualname__}") is value:
-        return {":class:": name}
-    raise TypeError(f"{type(value)} has no plain form.")
-
-
-def from_plain(plain: Any) -> Any:
-    """
-    The inverse of :func:`to_plain`. Whatever it is given, it makes nothing else than this takes.
-
-    :param plain: What JSON had
-    :return: The value
-    :raises ValueError: If it is nothing that :func:`to_plain` gives; also ``TypeError``, ``KeyError``, ``AttributeError``.
-    """
-    if isinstance(plain, list):
-        return [from_plain(entry) for entry in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if ":train_freq:" in plain:
-        frequency, unit = plain[":train_freq:"]
-        return TrainFreq(int(frequency), TrainFrequencyUnit(unit))
-    if ":tuple:" in plain:
-        return tuple(from_plain(entry) for entry in plain[":tuple:"])
-    if ":space:" in plain:
-        return _space_from_plain(plain[":space:"])
-    if ":schedule:" in plain:
-        return _SCHEDULES[plain[":schedule:"]](**{name: float(value) for name, value in plain["arguments"].items()})
-    if ":class:" in plain:
-        found = _named(plain[":class:"])
-        if found is None:
-            raise ValueError(f"there is no class {plain[':class:']} that an archive may name, or its module is not imported")
-        return found
-    return {key: from_plain(entry) for key, entry in plain.items()}
-
-
-def _named(name: str) -> type | None:
-    """
-    :param name: Module and name of a class
-    :return: The class, if it is a network, policy, optimiser or replay buffer of PyTorch, SB3 or this package. Nothing is
-        imported for it.
-    """
-    module, _, attribute = name.rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return found if name.startswith(_PLACES) and isinstance(found, type) and issubclass(found, _KINDS) else None
-
-
-def _space_to_plain(space: spaces.Space[Any]) -> list[Any]:
-    """:return: The kind of space and its arguments"""
-    if type(space) is spaces.Box:
-        bounds = [
-            bound.flat[0].item() if (bound == bound.flat[0]).all() else bound.tolist() for bound in (space.low, space.high)
-        ]
-        return ["Box", *bounds, list(space.shape), space.dtype.name]
-    if type(space) is spaces.Dict:
-        return ["Dict", [[key, _space_to_plain(entry)] for key, entry in space.spaces.items()]]
-    if type(space) is spaces.Discrete:
-        return ["Discrete", int(space.n), int(space.start)]
-    if type(space) is spaces.MultiDiscrete:
-        return ["MultiDiscrete", space.nvec.tolist()]
-    if type(space) is spaces.MultiBinary:
-        return ["MultiBinary", space.n if isinstance(space.n, int) else list(space.n)]
-    raise TypeError(f"{type(space)} has no plain form.")
-
-
-def _space_from_plain(plain: list[Any]) -> spaces.Space[Any]:
-    kind, *arguments = plain
-    if kind == "Box":
-        low, high, shape, name = arguments
-        dtype = np.dtype(name)
-        low, high = (np.broadcast_to(np.asarray(bound, dtype), shape) for bound in (low, high))
-        return spaces.Box(low, high, tuple(shape), dtype.type)
-    if kind == "Dict":
-        return spaces.Dict(OrderedDict((key, _space_from_plain(entry)) for key, entry in arguments[0]))
-    if kind == "Discrete":
-        return spaces.Discrete(arguments[0], start=arguments[1])
-    if kind == "MultiDiscrete":
-        return spaces.MultiDiscrete(arguments[0])
-    if kind == "MultiBinary":
-        return spaces.MultiBinary(arguments[0])
-    raise ValueError(f"there is no space {kind}")

@@ -25,6 +25,7 @@ from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.archive import PlainArchive
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.checkpoint import Resumable
 from sb3_cir.checks import CheckedRollouts
 from sb3_cir.policies import CIRActor, CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
 
@@ -40,7 +41,7 @@ SHARE_SAVED = 0.1
 COMPILE_SECONDS = 60
 
 
-class CIR(CheckedRollouts, PlainArchive, SAC):
+class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
     """
     Temporal difference learning with Constrained Initial Representations (CIR).
 

@@ -12,11 +12,14 @@ from typing import Any
 
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.callbacks import Checkpoint
+from sb3_cir.checkpoint import Resumable, is_checkpoint
 from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
@@ -137,12 +140,62 @@ def _save_with_suffix(exp_manager: ModuleType) -> None:
     manager.save_trained_model = save_trained_model
 
 
+def _make_checkpoints(exp_manager: ModuleType) -> None:
+    """``--save-freq`` saves all that a run needs to go on where the algorithm can be resumed, not the model alone."""
+    manager = exp_manager.ExperimentManager
+    create_callbacks = manager.create_callbacks
+    if hasattr(create_callbacks, "__wrapped__"):
+        return
+
+    @functools.wraps(create_callbacks)
+    def with_checkpoints(self: Any) -> None:
+        every = self.save_freq
+        if every > 0 and issubclass(exp_manager.ALGOS[self.algo], Resumable):
+            self.save_freq = -1
+            create_callbacks(self)
+            self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
+        else:
+            create_callbacks(self)
+
+    manager.create_callbacks = with_checkpoints
+
+
+def _continue_from_checkpoints(exp_manager: ModuleType) -> None:
+    """``--trained-agent`` takes a checkpoint too: the model is made from the yaml, as ever, and goes on from there."""
+    manager = exp_manager.ExperimentManager
+    load = manager._load_pretrained_agent
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @functools.wraps(load)
+    def load_or_resume(self: Any, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        path, algorithm = Path(self.trained_agent), exp_manager.ALGOS[self.algo]
+        if not (is_checkpoint(path) and issubclass(algorithm, Resumable)):
+            loaded: BaseAlgorithm = load(self, hyperparams, env)
+            return loaded
+        model: Resumable = algorithm(
+            env=env,
+            tensorboard_log=self.tensorboard_log,
+            seed=self.seed,
+            verbose=self.verbose,
+            device=self.device,
+            **hyperparams,
+        )
+        model.restore(path)
+        print(f"Continuing at step {model.num_timesteps} of {self.n_timesteps}, from {path.parent}")
+        return model
+
+    manager._load_pretrained_agent = load_or_resume
+
+
 def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
     vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
     _find_our_yaml(exp_manager)
     _save_after_ctrl_c(exp_manager)
     _save_with_suffix(exp_manager)
+    _make_checkpoints(exp_manager)
+    _continue_from_checkpoints(exp_manager)
 
 
 _AMENDMENTS = {

@@ -337,6 +337,7 @@ class SimBa(CIR):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SimbaPolicy}
+    fixed_arguments = ("convex_coef",)
     policy: SimbaPolicy
 
     def __init__(

@@ -1,0 +1,547 @@
+"""A run that was interrupted and goes on: the same, bit by bit, as one that was not."""
+
+import errno
+import functools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from small import small
+from stable_baselines3 import SAC
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+from test_off_dynamics import SOURCE, TARGET, Drift, check_buffer
+from test_save_load import members, same_tensors, wait_for
+from torch import nn
+
+from sb3_cir import CIR, checkpoint
+from sb3_cir.baselines import SimBa
+from sb3_cir.callbacks import Checkpoint
+from sb3_cir.checkpoint import _find_episodes, checkpoints
+from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
+from sb3_cir.plain import from_plain, to_plain
+
+
+class Walk(gym.Env):
+    """
+    A walk whose whole state is in its observation, so that an episode can be entered anywhere. Observations are (position,
+    step); episodes are cut off after 23 steps, unless ``length`` says otherwise.
+
+    :param start: The first observation of the first episode
+    :param form: "flat", "dict", "scalar" (a Dict with a 0-d entry) or "goal"
+    """
+
+    def __init__(self, start=(0.0, 0.0), form: str = "flat", length: int = 23):
+        box = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.form, self.start, self.length = form, np.array(start, np.float32), length
+        self.observation_space = {
+            "flat": box,
+            "dict": spaces.Dict(a=box, b=box),
+            "scalar": spaces.Dict(a=box, height=spaces.Box(-np.inf, np.inf, (), np.float32)),
+            "goal": spaces.Dict(observation=box, achieved_goal=box, desired_goal=box),
+        }[form]
+        self.action_space = spaces.Box(-2, 2, (1,), np.float32)
+
+    def observe(self):
+        state = self.state.copy()
+        if self.form == "flat":
+            return state
+        if self.form == "dict":
+            return {"a": state, "b": state + 1}
+        if self.form == "scalar":
+            return {"a": state, "height": np.array(state[0])}
+        return {"observation": state, "achieved_goal": state, "desired_goal": np.ones(2, np.float32)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state, self.start = self.start.copy(), np.zeros(2, np.float32)
+        return self.observe(), {}
+
+    def step(self, action):
+        self.state = np.array([0.9 * self.state[0] + 0.3 * action[0], self.state[1] + 1], np.float32)
+        return self.observe(), float(1 - abs(self.state[0])), False, bool(self.state[1] % self.length == 0), {}
+
+    def compute_reward(self, achieved, desired, info):
+        return -np.linalg.norm(achieved - desired, axis=-1)
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "flat": {},
+    "wrapped ring": dict(buffer_size=30),
+    "several envs": dict(n_envs=3, buffer_size=90),
+    "dict": dict(form="dict"),
+    "scalar entries": dict(form="scalar"),
+    "n-step": dict(n_steps=3, buffer_size=50),
+    "little memory": dict(
+        optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False), buffer_size=45
+    ),
+    "her": dict(form="goal", replay_buffer_class=HerReplayBuffer, buffer_size=60, learning_starts=40),
+    "normalised": dict(normalize=True, n_envs=3),
+    "normalised dict": dict(normalize=True, form="dict"),
+    "gsde": dict(use_sde=True, train_freq=5, sde_sample_freq=2),
+    "noise": dict(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)), n_envs=3),
+    "fixed temperature": dict(ent_coef=0.1),
+    "schedule": dict(learning_rate=LinearSchedule(1e-2, 0.0, 1.0)),
+    "other layers": dict(policy_kwargs=dict(activation_fn=nn.Tanh, net_arch=dict(pi=[8], qf=[8, 8, 8]))),
+    "several updates": dict(train_freq=5, gradient_steps=3, sample_reuse=3),
+}
+
+
+def make_env(starts: list, normalize: bool = False, **kwargs: Any):
+    env = DummyVecEnv([lambda start=start: Walk(start, **kwargs) for start in starts])
+    return VecNormalize(env) if normalize else env
+
+
+def state_of(env) -> list:
+    """What the environments' observations were last."""
+    return [tuple(each.unwrapped.state) for each in env.unwrapped.envs]
+
+
+class Stop(BaseCallback):
+    """Notes where the environments are, and stops, at one step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps == self.step:
+            raise PowerError(state_of(self.training_env))
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class PowerError(Exception):
+    """It fails, and takes the process with it."""
+
+
+def everything(model: CIR) -> dict[str, Any]:
+    """All that must be equal, as tensors."""
+    buffer = model.replay_buffer
+    arrays = {}
+    for name, value in vars(buffer).items():
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            arrays[name] = value
+        elif name in ("observations", "next_observations"):
+            arrays |= {f"{name} {key}": entry for key, entry in value.items()}
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is not None:
+        statistics = normalizer.obs_rms if isinstance(normalizer.obs_rms, dict) else {"": normalizer.obs_rms}
+        for key, each in {**statistics, "r": normalizer.ret_rms}.items():
+            arrays |= {f"mean {key}": each.mean, f"var {key}": each.var, f"count {key}": np.array(each.count)}
+        arrays["returns"] = normalizer.returns
+    return {
+        "parameters": model.get_parameters(),
+        "log_ent_coef": model.log_ent_coef,
+        "buffer": {name: th.as_tensor(array) for name, array in arrays.items()},
+        "pos": (buffer.pos, buffer.full),
+        "counts": (model.num_timesteps, model._n_updates, model._episode_num, model._current_progress_remaining),
+        "random": (random.random(), np.random.random(), th.rand(1).item(), model.action_space.sample().tolist()),
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bit_identical(form: str, tmp_path: Path) -> None:
+    """Interrupted twice, so that what was resumed is saved again."""
+    kwargs = dict(FORMS[form])
+    n_envs = kwargs.pop("n_envs", 1)
+    env_kwargs = dict(form=kwargs.pop("form", "flat"), normalize=kwargs.pop("normalize", False))
+    policy = "MlpPolicy" if env_kwargs["form"] == "flat" else "MultiInputPolicy"
+    starts: list = [(0.1 * i, 0.0) for i in range(n_envs)]
+    whole = small(make_env(starts, **env_kwargs), policy, **kwargs).learn(120)
+    expected = everything(whole)
+
+    model = small(make_env(starts, **env_kwargs), policy, **kwargs)
+    for step, every in ((60, 30), (90, 15)):
+        with pytest.raises(PowerError) as power:
+            model.learn(120, callback=CallbackList([Checkpoint(every, tmp_path), Stop(step)]))
+        (starts,) = power.value.args
+        assert [each for each, _ in checkpoints(tmp_path)] == [step, step - every]
+        for seed in (random.seed, np.random.seed, th.manual_seed):
+            seed(1)
+        model = CIR.resume(tmp_path, make_env(starts, **env_kwargs))
+        assert model.num_timesteps == step
+    model.learn(120, callback=Checkpoint(15, tmp_path))
+    found = everything(model)
+    assert [name for name, value in expected.items() if not same_tensors(value, found[name])] == []
+
+
+def test_the_total_is_the_runs(tmp_path: Path) -> None:
+    """The same line starts a run and continues it; SB3's own way to ask for more steps still does."""
+    small(Walk()).learn(40, callback=Checkpoint(20, tmp_path))
+    model = CIR.resume(tmp_path, Walk())
+    assert model.learn(60).num_timesteps == 60
+    assert model._total_timesteps == 60
+    assert model.learn(10, reset_num_timesteps=False).num_timesteps == 70
+    assert CIR.resume(tmp_path, Walk()).learn(10, reset_num_timesteps=False).num_timesteps == 50
+    assert CIR.resume(tmp_path, Walk()).learn(30).num_timesteps == 40
+
+
+def test_arguments_come_back(tmp_path: Path) -> None:
+    noise = NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))
+    arguments = dict(gamma=0.9, convex_coef=0.7, train_freq=(2, "step"), n_steps=3, action_noise=noise, ent_coef="auto_0.5")
+    small(Walk(), learning_rate=LinearSchedule(1e-3, 1e-4, 0.5), **arguments).learn(40, callback=Checkpoint(20, tmp_path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = CIR.resume(tmp_path, Walk(), tau=0.1)
+    assert (model.gamma, model.convex_coef, model.n_steps, model.ent_coef, model.tau) == (0.9, 0.7, 3, "auto_0.5", 0.1)
+    assert (model.train_freq.frequency, model.seed, model.batch_size, model.buffer_size) == (2, 0, 16, 500)
+    assert model.lr_schedule(0.75) == pytest.approx(5.5e-4)
+    assert repr(model.action_noise) == repr(noise)
+    small(Walk(), learning_rate=lambda progress: 1e-3).learn(20, callback=Checkpoint(20, tmp_path / "other"))
+    with pytest.raises(ValueError, match=r"^learning_rate: .*so pass learning_rate=\.\.\. to resume"):
+        CIR.resume(tmp_path / "other", Walk())
+    assert CIR.resume(tmp_path / "other", Walk(), learning_rate=1e-3).num_timesteps == 20
+
+
+def test_a_file_does_not_choose_what_is_run() -> None:
+    for module, name in (("subprocess", "Popen"), ("os", "system"), ("not_there", "Net"), ("torch", "load")):
+        with pytest.raises(ValueError, match="there is no class"):
+            from_plain({":class:": f"{module}.{name}"})
+    for value in (nn.ReLU, HerReplayBuffer, dict(a=(1, [2.5, None])), th.optim.AdamW):
+        assert from_plain(json.loads(json.dumps(to_plain(value)))) == value
+
+
+def test_what_does_not_fit(tmp_path: Path) -> None:
+    small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
+    with pytest.raises(ValueError, match="n_envs=2: it was 1"):
+        CIR.resume(tmp_path, make_env([(0, 0)] * 2))
+    with pytest.raises(ValueError, match="buffer_size=100: it was 500"):
+        CIR.resume(tmp_path, Walk(), buffer_size=100)
+    with pytest.raises(ValueError, match="VecNormalize: this model's environment was wrapped in it and the run's is not"):
+        CIR.resume(tmp_path, make_env([(0, 0)], normalize=True))
+    with pytest.raises(ValueError, match="is of a CIR, not of a SimBa"):
+        SimBa.resume(tmp_path, Walk())
+    with pytest.raises(FileNotFoundError, match="no checkpoint that can be read"):
+        CIR.resume(tmp_path / "nowhere", Walk())
+    with pytest.raises(ValueError, match=r"it holds step 20 of another run. Continue that one with CIR.resume\(\), or choose"):
+        small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
+    with pytest.raises(ValueError, match="copy_info_dict=True: no checkpoint can hold"):
+        learn_her(tmp_path / "her", copy_info_dict=True)
+    with pytest.raises(ValueError, match="replay_buffer_class=Odd: no checkpoint can hold its attributes priorities"):
+        small(Walk(), replay_buffer_class=Odd).learn(20, callback=Checkpoint(20, tmp_path / "odd"))
+    for arguments in (dict(every=0), dict(every=1, keep=0)):
+        with pytest.raises(ValueError, match="must be at least 1"):
+            Checkpoint(folder=tmp_path, **arguments)
+    with pytest.raises(ValueError, match="a SAC cannot be resumed"):
+        small(Walk(), model_class=SAC).learn(20, callback=Checkpoint(20, tmp_path / "sac"))
+
+
+class Odd(ReplayBuffer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.priorities = np.ones(self.buffer_size)
+
+
+def learn_her(folder: Path, **kwargs) -> CIR:
+    arguments = dict(replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=kwargs, learning_starts=40)
+    return small(Walk(form="goal"), "MultiInputPolicy", **arguments).learn(60, callback=Checkpoint(20, folder))
+
+
+def test_an_episode_that_was_left_is_cut_off(tmp_path: Path) -> None:
+    """With an environment that starts anew, nothing joins the last transition to the next one."""
+    small(Walk(), n_steps=3).learn(30, callback=Checkpoint(30, tmp_path / "n"))
+    model = CIR.resume(tmp_path / "n", Walk()).learn(40)
+    assert np.flatnonzero(model.replay_buffer.timeouts[:40, 0]).tolist() == [22, 29]
+    assert np.flatnonzero(model.replay_buffer.dones[:40, 0]).tolist() == [22]
+    assert (model.replay_buffer.observations[29, 0, 1], model.replay_buffer.observations[30, 0, 1]) == (6, 0)
+
+    kwargs = dict(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False))
+    small(Walk(), **kwargs).learn(30, callback=Checkpoint(30, tmp_path / "m"))
+    model = CIR.resume(tmp_path / "m", Walk()).learn(40)
+    assert np.flatnonzero(model.replay_buffer.dones[:40, 0]).tolist() == [22, 29]
+
+    learn_her(tmp_path / "h")
+    model = CIR.resume(tmp_path / "h", Walk(form="goal")).learn(90, callback=Checkpoint(10, tmp_path / "h"))
+    lengths = model.replay_buffer.ep_length[:90, 0].tolist()
+    assert lengths == [23] * 46 + [14] * 14 + [23] * 23 + [0] * 7
+    again = CIR.resume(tmp_path / "h", Walk(form="goal"))
+    assert again.replay_buffer.ep_length[:90, 0].tolist() == lengths
+
+
+def test_her_episodes_on_a_ring(tmp_path: Path) -> None:
+    """The lengths that are found again are those that HER's own bookkeeping has, after every single step."""
+    kwargs = dict(replay_buffer_class=HerReplayBuffer, learning_starts=1000, buffer_size=60)
+    model = small(make_env([(0, 0), (0.5, 3)], form="goal", length=11), "MultiInputPolicy", **kwargs)
+    for steps in range(2, 140, 2):
+        model.learn(2, reset_num_timesteps=steps == 2)
+        buffer = model.replay_buffer
+        expected = buffer.ep_length.copy()
+        buffer.ep_length[:] = -1
+        _find_episodes(buffer)
+        np.testing.assert_array_equal(buffer.ep_length, expected)
+
+
+def test_only_new_rows_are_written(tmp_path: Path) -> None:
+    """However often the ring turns, a checkpoint writes what came since the last one, and nothing useless is kept."""
+    sizes = []
+
+    class Sizes(BaseCallback):
+        def _on_step(self) -> bool:
+            newest = [path for path in (tmp_path / "transitions").glob("*.npz") if f"_{self.num_timesteps - 1}_" in path.name]
+            if newest:
+                rows = [np.load(path)["rewards"].shape[0] for path in newest]
+                sizes.append((sum(rows), len(list((tmp_path / "transitions").iterdir()))))
+            return True
+
+    model = small(Walk(), buffer_size=60, learning_starts=1000)
+    model.learn(333, callback=[Checkpoint(10, tmp_path), Sizes()])
+    assert len(sizes) == 33
+    assert sizes[0] == (11, 1)
+    assert all(rows == 12 for rows, _ in sizes[1:])
+    assert max(files for _, files in sizes) <= 60 // 10 + 3
+    for step, path in checkpoints(tmp_path):
+        for_step = CIR.resume(path, Walk())
+        rows = (np.arange(60) + for_step.replay_buffer.pos) % 60
+        assert for_step.num_timesteps == step
+        np.testing.assert_array_equal(for_step.replay_buffer.observations[rows, 0, 1], np.arange(step - 60, step) % 23)
+    assert [step for step, _ in checkpoints(tmp_path)] == [333, 330]
+
+
+def test_large_buffers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 300)
+    model = small(Walk(), buffer_size=60, learning_starts=1000).learn(80, callback=Checkpoint(80, tmp_path))
+    assert len(list((tmp_path / "transitions").iterdir())) > 5
+    found = CIR.resume(tmp_path, Walk())
+    np.testing.assert_array_equal(found.replay_buffer.observations, model.replay_buffer.observations)
+
+
+@pytest.mark.parametrize("what", ["step_60.zip", "transitions/replay_60_*.npz"])
+@pytest.mark.parametrize("how", ["cut", "altered", "deleted"])
+def test_damaged(what: str, how: str, tmp_path: Path) -> None:
+    model = small(Walk()).learn(60, callback=Checkpoint(30, tmp_path))
+    (path,) = tmp_path.glob(what)
+    if how == "cut":
+        os.truncate(path, path.stat().st_size - 100)
+    elif how == "altered":
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 1
+        path.write_bytes(data)
+    elif what.startswith("step"):
+        pytest.skip("a checkpoint that is not there was not written")
+    else:
+        path.unlink()
+    with pytest.warns(UserWarning, match=r"step_60.zip is damaged \(.*\): going back to the checkpoint before it"):
+        found = CIR.resume(tmp_path, Walk())
+    assert found.num_timesteps == 30
+    # The damaged one is gone when there is a new one, and counts for nothing.
+    found.learn(45, callback=Checkpoint(15, tmp_path))
+    assert [step for step, _ in checkpoints(tmp_path)] == [45, 30]
+    assert CIR.resume(tmp_path, Walk()).num_timesteps == 45
+    for path in tmp_path.glob("step_*.zip"):
+        path.write_bytes(b"nothing")
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(FileNotFoundError, match="there is no checkpoint that can be read"),
+    ):
+        CIR.resume(tmp_path, Walk())
+    assert model.num_timesteps == 60
+
+
+def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any of the files of a checkpoint; the next one has all that the failed one was to have."""
+    fsync = os.fsync
+    for failing in (1, 2, 3, 4):
+        folder, calls = tmp_path / str(failing), []
+
+        def full(handle: int, failing=failing, calls=calls) -> None:
+            calls.append(handle)
+            # A checkpoint flushes four times: rows, their folder, the rest, its folder.
+            if len(calls) == 4 + failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fsync(handle)
+
+        monkeypatch.setattr(os, "fsync", full)
+        model = small(Walk())
+        with pytest.warns(UserWarning, match="disk is full") as warned:
+            model.learn(45, callback=Checkpoint(15, folder))
+        monkeypatch.setattr(os, "fsync", fsync)
+        said = [str(each.message) for each in warned if "checkpoint" in str(each.message)]
+        last = 15 if failing < 4 else 30
+        assert said == [
+            f"No checkpoint of step 30 in {folder}: the disk is full; the last good one is step {last}, training goes on and "
+            "the next try is at step 45."
+        ]
+        assert not list(folder.rglob("*.part"))
+        (good,) = (path for step, path in checkpoints(folder) if step == last)
+        assert CIR.resume(good, Walk()).num_timesteps == last
+        found = CIR.resume(folder, Walk())
+        assert found.num_timesteps == 45
+        np.testing.assert_array_equal(found.replay_buffer.observations, model.replay_buffer.observations)
+
+
+class Signal(BaseCallback):
+    """
+    Sends this process a signal in the midst of a step.
+
+    :param steps: When
+    """
+
+    def __init__(self, *steps: int, number: int = signal.SIGINT):
+        super().__init__()
+        self.steps, self.number = steps, number
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps in self.steps:
+            for _ in range(self.steps.count(self.num_timesteps)):
+                os.kill(os.getpid(), self.number)
+        return True
+
+
+def test_ctrl_c(tmp_path: Path) -> None:
+    """The step and its update are finished, a checkpoint is written, then it is what it would have been."""
+    before = signal.getsignal(signal.SIGINT)
+    model = small(Walk())
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(100, callback=[Checkpoint(1000, tmp_path), Signal(37)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [step for step, _ in checkpoints(tmp_path)] == [37]
+    assert model._n_updates == 2 * 17
+    found = CIR.resume(tmp_path, Walk())
+    assert same_tensors(found.get_parameters(), model.get_parameters())
+    assert found.replay_buffer.pos == 37
+    # Twice: at once.
+    with pytest.raises(KeyboardInterrupt):
+        found.learn(100, callback=[Checkpoint(1000, tmp_path), Signal(45, 45)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [step for step, _ in checkpoints(tmp_path)] == [37]
+    assert found.replay_buffer.pos == 44
+
+
+def test_in_a_thread(tmp_path: Path) -> None:
+    """Signals are the main thread's; checkpoints work all the same."""
+    thread = threading.Thread(target=small(Walk()).learn, args=(40,), kwargs=dict(callback=Checkpoint(20, tmp_path)))
+    thread.start()
+    thread.join()
+    assert CIR.resume(tmp_path, Walk()).num_timesteps == 40
+
+
+def learn_forever(folder: Path, subproc: bool = False) -> None:
+    env = make_vec_env(Walk, 2, vec_env_cls=SubprocVecEnv) if subproc else Walk()
+    small(env).learn(10**9, callback=Checkpoint(20, folder))
+
+
+@pytest.mark.parametrize("subproc", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_is_told_to_stop(subproc: bool, number: int, tmp_path: Path) -> None:
+    """It ends as it would have without checkpoints. Ctrl-C in a terminal reaches the environments' processes too."""
+    script, log = tmp_path / "script.py", tmp_path / "log.txt"
+    call = f"learn_forever(Path({str(tmp_path)!r}), {subproc})"
+    script.write_text(f"from test_resume import *\n\nif __name__ == '__main__':\n    {call}\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    with log.open("w") as output:
+        run = subprocess.Popen(
+            [sys.executable, str(script)], env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for(lambda: bool(checkpoints(tmp_path)), run, log)
+        if number == signal.SIGINT:
+            # Who gets it first is chance: here the others are gone before the run sees it.
+            os.kill(run.pid, signal.SIGSTOP)
+            others = members(run.pid) - {run.pid}
+            for pid in others:
+                os.kill(pid, number)
+            wait_for(lambda: len(members(run.pid) & others) <= len(others) - 2 * subproc, run, log)
+        run.send_signal(number)
+        os.kill(run.pid, signal.SIGCONT)
+        code = run.wait(timeout=60)
+        # Python turns a KeyboardInterrupt that nobody handles into one or the other.
+        assert code in ([-signal.SIGTERM] if number == signal.SIGTERM else [1, -signal.SIGINT]), log.read_text()
+        assert number == signal.SIGTERM or log.read_text().endswith("KeyboardInterrupt\n")
+        assert "Writing a last checkpoint" in log.read_text()
+        wait_for_none(run.pid)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+    newest, older = checkpoints(tmp_path)[0][0], checkpoints(tmp_path)[-1][0]
+    assert newest >= older >= 20
+    model = CIR.resume(tmp_path, make_vec_env(Walk, 2) if subproc else Walk())
+    assert model.num_timesteps == newest
+
+
+def wait_for_none(group: int) -> None:
+    deadline = time.monotonic() + 30
+    while members(group):
+        assert time.monotonic() < deadline, "processes are left"
+        time.sleep(0.1)
+
+
+def test_two_domains_and_ctrl_c(tmp_path: Path) -> None:
+    def learn(model: CIR, *more: BaseCallback) -> OffDynamicsCallback:
+        off_dynamics = OffDynamicsCallback(target=functools.partial(Drift, TARGET), eval_freq=0)
+        model.learn(300, callback=[Checkpoint(40, tmp_path), off_dynamics, *more])
+        return off_dynamics
+
+    kwargs = dict(n_steps=3, gamma=0.99)
+    model = small(Drift(SOURCE), replay_buffer_class=TwoDomainReplayBuffer, replay_buffer_kwargs=kwargs, learning_starts=40)
+    with pytest.raises(KeyboardInterrupt):
+        learn(model, Signal(105))
+    found = CIR.resume(tmp_path, Drift(SOURCE))
+    assert same_tensors(found.get_parameters(), model.get_parameters())
+    for ours, theirs in zip(pair(found), pair(model), strict=True):
+        for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    check_buffer(found.replay_buffer.source, SOURCE, 105)
+    check_buffer(found.replay_buffer.target, TARGET, 10)
+    off_dynamics = learn(found)
+    # 105 steps owed five to the target's next; none is lost and none is made twice.
+    assert (off_dynamics.target_steps, found.replay_buffer.target.size(), found.replay_buffer.source.size()) == (30, 30, 300)
+    for buffer, n, first in ((found.replay_buffer.source, 105, 300), (found.replay_buffer.target, 10, 30)):
+        assert buffer.observations[n, 0, 2] == 0
+        assert buffer.timeouts[n - 1, 0] == 1 or buffer.dones[n - 1, 0] == 1
+        assert (buffer.observations[:first, 0, 0] == buffer.observations[0, 0, 0]).all()
+    again = CIR.resume(tmp_path, Drift(SOURCE))
+    assert again.num_timesteps == 300
+    np.testing.assert_array_equal(again.replay_buffer.target.observations, found.replay_buffer.target.observations)
+
+
+def pair(model: CIR) -> list[ReplayBuffer]:
+    return [model.replay_buffer.source, model.replay_buffer.target]
+
+
+def test_evaluation_goes_on(tmp_path: Path) -> None:
+    """In step, with its best return and its past; and a model saved meanwhile has nothing of the checkpoints in it."""
+
+    def evaluation() -> EvalCallback:
+        path = str(tmp_path)
+        return EvalCallback(
+            Monitor(Walk()), n_eval_episodes=1, eval_freq=15, best_model_save_path=path, log_path=path, verbose=0
+        )
+
+    first = evaluation()
+    small(Walk()).learn(50, callback=[Checkpoint(20, tmp_path / "checkpoints"), first])
+    second = evaluation()
+    CIR.resume(tmp_path / "checkpoints", Walk()).learn(70, callback=second)
+    assert second.evaluations_timesteps == [15, 30, 45, 60]
+    assert second.evaluations_results[:3] == [list(each) for each in first.evaluations_results]
+    assert second.best_mean_reward >= first.best_mean_reward
+    assert CIR.load(tmp_path / "best_model.zip", device="cpu").num_timesteps in (15, 30, 45, 60)
+
+
+def test_simba(tmp_path: Path) -> None:
+    whole = small(Walk(), model_class=SimBa, policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8]))).learn(60)
+    model = small(Walk(), model_class=SimBa, policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8])))
+    with pytest.raises(PowerError) as power:
+        model.learn(60, callback=[Checkpoint(20, tmp_path), Stop(40)])
+    model = SimBa.resume(tmp_path, Walk(*power.value.args[0]))
+    assert same_tensors(whole.get_parameters(), model.learn(60).get_parameters())
