@@ -14,7 +14,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from typing_extensions import Self
 
 # Kinds of numbers that an array of each kind takes without loss of sense: a float in an integer's place is cut off.
@@ -93,7 +93,8 @@ def first_non_finite(tensors: Iterable[tuple[str, th.Tensor]]) -> tuple[str, flo
 def watch(env: VecEnv | None, model: OffPolicyAlgorithm, domain: str = "") -> Iterator[None]:
     """
     While this lasts, ``env`` and all that it wraps refuse bad data. What comes from the environments themselves is looked
-    at before a wrapper such as ``VecNormalize`` takes it into its statistics or clips it.
+    at before a wrapper such as ``VecNormalize`` takes it into its statistics or clips it. ``VecNormalize`` itself is not
+    watched: it makes finite numbers of finite ones, and may be pickled meanwhile, as RL Zoo does at each new best model.
 
     :param env: The environments
     :param model: Whose steps count
@@ -103,6 +104,9 @@ def watch(env: VecEnv | None, model: OffPolicyAlgorithm, domain: str = "") -> It
     """
     watched: list[tuple[VecEnv, tuple[str, ...]]] = []
     while env is not None:
+        if isinstance(env, VecNormalize):
+            env = env.venv
+            continue
         watcher: _Watch = (_Watch if isinstance(env, VecEnvWrapper) else _WatchBase)(env, model, domain)
         names = tuple(name for name in watcher.names if hasattr(type(env), name) and name not in vars(env))
         vars(env).update({name: getattr(watcher, name) for name in names})

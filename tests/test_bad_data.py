@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -334,3 +335,12 @@ def test_target_domain(model_class: type) -> None:
 def test_baselines(model_class: type) -> None:
     env = make(fault="observation", value=np.array([np.nan, 0]))
     learn_until(BadDataError, "^nan in the observation of environment 1 at step 4: ", env, 1, model_class=model_class)
+
+
+def test_statistics_are_saved_meanwhile(tmp_path: Path) -> None:
+    """As RL Zoo does at each new best model."""
+    env = VecNormalize(make())
+    small(env).learn(30, callback=lambda *_: env.save(str(tmp_path / "statistics.pkl")) or True)
+    again = VecNormalize.load(str(tmp_path / "statistics.pkl"), make())
+    assert again.obs_rms.count > 20
+    assert "step_wait" not in vars(again)
