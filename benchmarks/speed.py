@@ -18,6 +18,7 @@ import pandas as pd
 import torch as th
 from gymnasium import spaces
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, ScalarFormatter
 from rich.progress import Progress
 from sb3_contrib import TQC
 from stable_baselines3 import SAC
@@ -401,6 +402,8 @@ def draw_growth(found: dict[str, dict[int, float]]) -> Figure:
             axes.plot(values, [costs[values[-1]] * (v / values[-1]) ** slope for v in values], ls=":", color="grey", lw=1)
             axes.set(xscale="log", yscale="log", xlabel=name, xticks=values, xticklabels=values)
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter(ScalarFormatter())
             axes.set_ylabel("ms for a step of the agent" if name == "n_envs" else "ms for a train call")
         figure.axes[0].set_title("dotted: proportional", fontsize=8, color="grey", loc="left")
     return figure
