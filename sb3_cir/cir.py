@@ -60,7 +60,7 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
     :param sample_reuse: The paper's M >= 1: updates made with each sampled batch (SMR), each with new action noise.
     :param entropy_in_target: Whether the target has the term -α log π (without: the paper's variant NoEnt).
     :param compile: Whether to compile the losses with ``torch.compile``: same numbers to rounding, fewer passes over
-        memory. "auto" does in runs long enough to gain more than the minute that it takes.
+        memory. "auto" does on a CPU, in runs long enough to gain more than the minute that it takes.
     :param precision: "float32", or "bfloat16" for the critics' matrix products: faster where the hardware has them.
     :raises ValueError: If ``convex_coef``, ``sample_reuse``, ``compile`` or ``precision`` is out of its range.
     """
@@ -224,7 +224,8 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
         if self._n_updates % self.target_update_interval == 0:
             with th.no_grad():
                 th._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
-        return {"critic_loss": critic_loss.detach(), "q_mean": q_mean, "ent_coef": ent_coef.squeeze()}
+        # Copies: where a compiled loss is a CUDA graph, the next one writes over what this one returned.
+        return {"critic_loss": critic_loss.detach().clone(), "q_mean": q_mean.clone(), "ent_coef": ent_coef.squeeze()}
 
     def _update_actor(self, batch: ReplayBufferSamples, ent_coef: th.Tensor) -> dict[str, th.Tensor]:
         """
@@ -341,13 +342,15 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
         """
         What ``compile="auto"`` does. It depends on sizes alone, never on the clock, so that a run can be repeated.
 
-        :param n_steps: Steps of the agent to come
-        :return: Whether a compiled update saves more time than compiling takes
+        :param n_steps: Steps of the agent in the whole run: those made before count, so that a resumed run goes on as it began
+        :return: Whether a compiled update saves more time than compiling takes. On a GPU nobody has measured it yet: no.
         """
+        if self.device.type != "cpu":
+            return False
         if self.use_sde or self.n_steps > 1 or any(True for _ in self.actor.features_extractor.parameters()):
             return False
         assert isinstance(self.train_freq, TrainFreq)
-        n_steps -= max(0, self.learning_starts - self.num_timesteps)
+        n_steps -= self.learning_starts
         if self.gradient_steps < 0:
             n_updates = n_steps * self.sample_reuse
         elif self.train_freq.unit == TrainFrequencyUnit.STEP:
@@ -397,8 +400,7 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        n_steps = total_timesteps - self.num_timesteps
-        self._compiling = self._worth_compiling(n_steps) if self.compile == "auto" else bool(self.compile)
+        self._compiling = self._worth_compiling(total_timesteps) if self.compile == "auto" else bool(self.compile)
         return total_timesteps, callback
 
     def learn(

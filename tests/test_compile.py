@@ -98,6 +98,14 @@ def test_auto_leaves_a_short_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model._n_updates == 20
 
 
+def test_a_run_that_goes_on_compiles_as_it_would_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the steps of the whole run, so that its updates are the same to the last bit."""
+    asked = []
+    monkeypatch.setattr(CIR, "_worth_compiling", lambda _, n_steps: asked.append(n_steps) or False)
+    small("Pendulum-v1").learn(30).learn(10, reset_num_timesteps=False)
+    assert asked == [30, 40]
+
+
 def test_bfloat16() -> None:
     """The critics' products lose digits, nothing else does, and all parameters stay float32."""
     model = small("Pendulum-v1", precision="bfloat16", learning_starts=1000).learn(30)
