@@ -6,6 +6,7 @@ rl_zoo3.
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,20 +67,18 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
 
 
-def _find_our_yaml(exp_manager: ModuleType) -> None:
+Method = Callable[..., Any]
+
+
+def _with_our_yaml(init: Method) -> Method:
     """
     RL Zoo looks for ``<algo>.yml`` in its own folder. Ours is meant for our algorithms, and for another's where only ours has
     the environment.
     """
-    manager = exp_manager.ExperimentManager
-    init = manager.__init__
-    if hasattr(init, "__wrapped__"):
-        return
     signature = inspect.signature(init)
-    zoo_folder = Path(inspect.getfile(exp_manager)).parent
+    zoo_folder = Path(inspect.getfile(init)).parent
 
-    @functools.wraps(init)
-    def with_our_yaml(*args: Any, **kwargs: Any) -> None:
+    def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
         env_id = arguments["env_id"]
@@ -88,21 +87,16 @@ def _find_our_yaml(exp_manager: ModuleType) -> None:
             arguments["config"] = str(ours)
         init(**arguments)
 
-    manager.__init__ = with_our_yaml
+    return amended
 
 
-def _save_after_ctrl_c(exp_manager: ModuleType) -> None:
+def _with_workers_gone(learn: Method) -> Method:
     """
     Ctrl-C reaches the worker processes of environments too. Where they are gone first, RL Zoo fails to close them and does
     not come to saving the model, which is its next step.
     """
-    manager = exp_manager.ExperimentManager
-    learn = manager.learn
-    if hasattr(learn, "__wrapped__"):
-        return
 
-    @functools.wraps(learn)
-    def with_workers_gone(self: Any, model: BaseAlgorithm) -> None:
+    def amended(self: Any, model: BaseAlgorithm) -> None:
         try:
             learn(self, model)
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -110,7 +104,7 @@ def _save_after_ctrl_c(exp_manager: ModuleType) -> None:
             if self.algo not in ALGOS or error.__context__ is not None:
                 raise
 
-    manager.learn = with_workers_gone
+    return amended
 
 
 class _SavedWithSuffix:
@@ -126,53 +120,39 @@ class _SavedWithSuffix:
         return getattr(self._model, name)
 
 
-def _save_with_suffix(exp_manager: ModuleType) -> None:
+def _with_suffix(save: Method) -> Method:
     """RL Zoo leaves ``.zip`` to SB3, which takes the end of ``odrl/walker2d-friction-0.5-v0`` for a suffix and adds none."""
-    manager = exp_manager.ExperimentManager
-    save = manager.save_trained_model
-    if hasattr(save, "__wrapped__"):
-        return
 
-    @functools.wraps(save)
-    def save_trained_model(self: Any, model: BaseAlgorithm) -> None:
+    def amended(self: Any, model: BaseAlgorithm) -> None:
         save(self, _SavedWithSuffix(model))
 
-    manager.save_trained_model = save_trained_model
+    return amended
 
 
-def _make_checkpoints(exp_manager: ModuleType) -> None:
+def _with_checkpoints(create_callbacks: Method) -> Method:
     """``--save-freq`` saves all that a run needs to go on where the algorithm can be resumed, not the model alone."""
-    manager = exp_manager.ExperimentManager
-    create_callbacks = manager.create_callbacks
-    if hasattr(create_callbacks, "__wrapped__"):
-        return
 
-    @functools.wraps(create_callbacks)
-    def with_checkpoints(self: Any) -> None:
+    def amended(self: Any) -> None:
         every = self.save_freq
-        if every > 0 and issubclass(exp_manager.ALGOS[self.algo], Resumable):
-            self.save_freq = -1
+        if every <= 0 or not _is_resumable(self.algo):
             create_callbacks(self)
-            self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
-        else:
-            create_callbacks(self)
+            return
+        self.save_freq = -1
+        create_callbacks(self)
+        self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
 
-    manager.create_callbacks = with_checkpoints
+    return amended
 
 
-def _continue_from_checkpoints(exp_manager: ModuleType) -> None:
+def _from_checkpoints(load: Method) -> Method:
     """``--trained-agent`` takes a checkpoint too: the model is made from the yaml, as ever, and goes on from there."""
-    manager = exp_manager.ExperimentManager
-    load = manager._load_pretrained_agent
-    if hasattr(load, "__wrapped__"):
-        return
 
-    @functools.wraps(load)
-    def load_or_resume(self: Any, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        path, algorithm = Path(self.trained_agent), exp_manager.ALGOS[self.algo]
-        if not (is_checkpoint(path) and issubclass(algorithm, Resumable)):
+    def amended(self: Any, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        path = Path(self.trained_agent)
+        if not (is_checkpoint(path) and _is_resumable(self.algo)):
             loaded: BaseAlgorithm = load(self, hyperparams, env)
             return loaded
+        algorithm: Any = ALGOS[self.algo]
         model: Resumable = algorithm(
             env=env,
             tensorboard_log=self.tensorboard_log,
@@ -185,17 +165,30 @@ def _continue_from_checkpoints(exp_manager: ModuleType) -> None:
         print(f"Continuing at step {model.num_timesteps} of {self.n_timesteps}, from {path.parent}")
         return model
 
-    manager._load_pretrained_agent = load_or_resume
+    return amended
+
+
+def _is_resumable(algo: str) -> bool:
+    return issubclass(ALGOS.get(algo, BaseAlgorithm), Resumable)
+
+
+_METHODS: dict[str, Callable[[Method], Method]] = {
+    "__init__": _with_our_yaml,
+    "learn": _with_workers_gone,
+    "save_trained_model": _with_suffix,
+    "create_callbacks": _with_checkpoints,
+    "_load_pretrained_agent": _from_checkpoints,
+}
 
 
 def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
     vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
-    _find_our_yaml(exp_manager)
-    _save_after_ctrl_c(exp_manager)
-    _save_with_suffix(exp_manager)
-    _make_checkpoints(exp_manager)
-    _continue_from_checkpoints(exp_manager)
+    manager = exp_manager.ExperimentManager
+    for name, amended in _METHODS.items():
+        method = getattr(manager, name)
+        if not hasattr(method, "__wrapped__"):  # once is enough
+            setattr(manager, name, functools.wraps(method)(amended(method)))
 
 
 _AMENDMENTS = {
