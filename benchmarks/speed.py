@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from benchmarks import figures
 from benchmarks.run import processor
 from sb3_cir import CIR, envs
+from sb3_cir.buffers import DeviceReplayBuffer
 
 OBSERVATIONS, ACTIONS, BATCH, WIDTH, DEPTH, REUSE = 24, 6, 256, 512, 2, 2  # walker's sizes and the paper's
-PARTS = ("peers", "learn", "growth")
+PARTS = ("peers", "acting", "learn", "growth")
 GROWTH: dict[str, tuple[int, ...]] = {
     "width": (128, 256, 512, 1024),
     "depth": (1, 2, 3),
@@ -78,6 +80,8 @@ def main(options: argparse.Namespace) -> int:
     with Progress(transient=True) as progress:
         if "peers" in options.parts:
             found |= peers(options, progress)
+        if "acting" in options.parts:
+            found["acting"] = acting(options, progress)
         if "learn" in options.parts:
             found["learn"] = learn(options.device, progress)
         if "growth" in options.parts:
@@ -272,6 +276,12 @@ def peers(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         "sb3-contrib TQC [512, 512, 512], 2 gradient steps": of_sb3(TQC, device, [512, 512, 512]),
         "SBX SAC SimbaPolicy, 2 gradient steps": sbx_simba(),
     }
+    if device.startswith("cuda"):
+        on_device = dict(replay_buffer_class=DeviceReplayBuffer)
+        trains |= {
+            f"{name}, DeviceReplayBuffer": cir(device, compile=compile, **on_device)
+            for name, compile in (("CIR, compiled", True), ("CIR, eager", False))
+        }
     present = {name: train for name, train in trains.items() if train}
     compiling = {}
     for name, train in progress.track(list(present.items()), description="compiling"):
@@ -292,16 +302,45 @@ def peers(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     }
 
 
+def acting(options: argparse.Namespace, progress: Progress) -> dict[str, float]:
+    """
+    What one step of the environment and one action for it take, on walker-walk.
+
+    :param options: See :func:`add_arguments`
+    :param progress: Shows how far it is
+    :return: Milliseconds by name. The copy is the actor on the CPU, its parameters fetched anew for each action, as they would
+        have to be after each train call.
+    """
+    env = DummyVecEnv([lambda: envs.make(TASK, seed=0)])
+    model = CIR("MlpPolicy", env, buffer_size=10, device=options.device)
+    copy = deepcopy(model.actor).to("cpu")
+    obs = env.reset()
+
+    def by_copy() -> None:
+        with th.no_grad():
+            th._foreach_copy_(list(copy.parameters()), list(model.actor.parameters()))
+        copy.predict(obs)
+
+    calls: dict[str, Train] = {
+        "environment": lambda: env.step(np.array([env.action_space.sample()])),
+        "predict": lambda: model.predict(obs),
+        "predict by a copy on the CPU": by_copy,
+    }
+    return interleaved(calls, 25 * options.rounds, options.device, progress, "acting")
+
+
 def learn(device: str, progress: Progress, n_steps: int = 300) -> dict[str, float]:
     """
-    Whole ``learn()`` at paper size on walker-walk, without compiling.
+    Whole ``learn()`` at paper size on walker-walk: on a GPU compiled and with the replay buffer there, on a CPU not compiled.
 
     :param device: cpu or cuda
     :param progress: Shows how far it is
     :param n_steps: Steps of the agent, with one train call each
     :return: Steps of the agent a second, the share of time in ``train()``, and the peak memory of this process
     """
-    model = CIR("MlpPolicy", envs.make(TASK, seed=0), learning_starts=BATCH, device=device, compile=False)
+    on_gpu = device.startswith("cuda")
+    kwargs: dict[str, Any] = dict(compile=True, replay_buffer_class=DeviceReplayBuffer) if on_gpu else dict(compile=False)
+    model = CIR("MlpPolicy", envs.make(TASK, seed=0), learning_starts=BATCH, device=device, **kwargs)
     model.learn(BATCH + 5)
     with timed(model) as in_train:
         begin = time.perf_counter()
@@ -309,7 +348,7 @@ def learn(device: str, progress: Progress, n_steps: int = 300) -> dict[str, floa
         model.learn(n_steps, reset_num_timesteps=False, callback=lambda *_: progress.advance(bar) or True)
         seconds = time.perf_counter() - begin
     memory = {"peak_process_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-    if device.startswith("cuda"):
+    if on_gpu:
         memory["peak_device_mib"] = th.cuda.max_memory_allocated() / 2**20
     return {"steps_per_second": n_steps / seconds, "share_in_train": sum(in_train) / seconds, **memory}
 
@@ -425,6 +464,8 @@ def as_text(found: dict[str, Any]) -> str:
         ]
         parts.append(pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True))
         parts.append(f"{FLOOR}: {found['floor_gflop']:.1f} GFLOP, {found['floor_gflop_per_second']:.0f} GFLOP/s")
+    if "acting" in found:
+        parts.append("ms on walker-walk: " + ", ".join(f"{name} {each:.3f}" for name, each in found["acting"].items()))
     if "learn" in found:
         parts.append("learn() on walker-walk: " + ", ".join(f"{key} {value:.3g}" for key, value in found["learn"].items()))
     for name, costs in found.get("growth", {}).items():

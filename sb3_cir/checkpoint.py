@@ -58,6 +58,7 @@ COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "
 NOT_STATE = {"observation_space", "action_space", "obs_shape", "action_dim", "device", "n_envs", "buffer_size", "pos", "full"}
 NOT_STATE |= {"optimize_memory_usage", "handle_timeout_termination", "n_steps", "gamma"}
 NOT_STATE |= {"env", "copy_info_dict", "goal_selection_strategy", "n_sampled_goal", "her_ratio", "infos"}
+NOT_STATE |= {"_on_device", "_n_new"}  # of DeviceReplayBuffer's: a copy of the columns
 NOT_STATE |= {"ep_length", "_current_ep_start"}  # of HER's: the one follows from the columns, the other is in the manifest
 
 # Of an optimiser's settings: how a step is computed is this machine's choice, not the checkpoint's.
@@ -649,6 +650,7 @@ def _load_buffers(model: Resumable, stored: Stored) -> dict[str, Written]:
     for name, buffer in buffers.items():
         saved, columns = stored.manifest["buffers"][name], _columns(buffer)
         segments = [Segment(*each) for each in saved["segments"]]
+        buffer.reset()
         for segment in segments:
             rows = np.arange(segment.first, segment.first + segment.rows) % buffer.buffer_size
             with np.load(stored.path.parent / TRANSITIONS / segment.file, allow_pickle=False) as arrays:

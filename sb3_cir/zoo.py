@@ -19,6 +19,7 @@ from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import Resumable, is_checkpoint
 from sb3_cir.cir import CIR
@@ -183,7 +184,7 @@ _METHODS: dict[str, Callable[[Method], Method]] = {
 
 def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
-    vars(exp_manager)["TwoDomainReplayBuffer"] = TwoDomainReplayBuffer
+    vars(exp_manager).update(TwoDomainReplayBuffer=TwoDomainReplayBuffer, DeviceReplayBuffer=DeviceReplayBuffer)
     manager = exp_manager.ExperimentManager
     for name, amended in _METHODS.items():
         method = getattr(manager, name)

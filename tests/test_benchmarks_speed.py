@@ -44,12 +44,14 @@ def test_text_and_figure() -> None:
         "first_call_seconds": {"CIR, eager": 3.4},
         "floor_gflop": 20.6,
         "floor_gflop_per_second": 206.0,
+        "acting": {"environment": 0.31234, "predict": 0.2},
         "learn": {"share_in_train": 0.98765},
         "growth": growth,
     }
     text = speed.as_text(found)
     row = next(line for line in text.splitlines() if "CIR, eager" in line)
     assert [cell.strip() for cell in row.split("|")[2:6]] == ["130.0", "1.30", "0.50", "3"]
+    assert "environment 0.312, predict 0.200" in text
     assert "share_in_train 0.988" in text
     assert sum(line.startswith("| ms") and line.rstrip(" |").endswith("1.00") for line in text.splitlines()) == 5
     assert [axes.get_xlabel() for axes in speed.draw_growth(growth).axes] == list(speed.GROWTH)
@@ -75,5 +77,6 @@ def test_whole_command(tmp_path: Path) -> None:
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     assert found["cir_over_gemm_floor"] > 0.5
     assert set(found["growth"]) == set(speed.GROWTH)
+    assert len(found["acting"]) == 3
     assert 0.5 < found["learn"]["share_in_train"] < 1
     assert (tmp_path / "growth.png").stat().st_size > 10_000

@@ -35,6 +35,7 @@ from torch import nn
 
 from sb3_cir import CIR, checkpoint
 from sb3_cir.baselines import SimBa
+from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import _find_episodes, checkpoints
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
@@ -99,6 +100,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "normalised dict": dict(normalize=True, form="dict"),
     "gsde": dict(use_sde=True, train_freq=5, sde_sample_freq=2),
     "noise": dict(action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), np.ones(1)), n_envs=3),
+    "on the device": dict(replay_buffer_class=DeviceReplayBuffer, n_envs=3, buffer_size=90),
     "fixed temperature": dict(ent_coef=0.1),
     "schedule": dict(learning_rate=LinearSchedule(1e-2, 0.0, 1.0)),
     "other layers": dict(policy_kwargs=dict(activation_fn=nn.Tanh, net_arch=dict(pi=[8], qf=[8, 8, 8]))),
