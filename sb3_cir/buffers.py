@@ -8,6 +8,31 @@ from gymnasium import spaces
 from stable_baselines3.common import buffers
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+
+def cut_off(buffer: buffers.ReplayBuffer, goes_on: np.ndarray | None = None) -> None:
+    """
+    Mark where an episode was left, so that nothing joins its last transition to the next one in the buffer.
+
+    :param buffer: A replay buffer
+    :param goes_on: For each environment, whether its episode goes on (default: none does)
+    """
+    if buffer.size() == 0:
+        return
+    if goes_on is None:
+        goes_on = np.zeros(buffer.n_envs, dtype=bool)
+    last = buffer.pos - 1
+    for env in np.flatnonzero(~goes_on & (buffer.dones[last] == 0)):
+        if buffer.optimize_memory_usage:
+            # Its next observation is going to be overwritten: SB3 too takes it for the end then.
+            buffer.dones[last, env] = True
+        elif isinstance(buffer, HerReplayBuffer):
+            buffer.dones[last, env] = buffer.timeouts[last, env] = True
+            buffer._compute_episode_length(int(env))
+        else:
+            # Ends n-step returns; one-step transitions are as before.
+            buffer.timeouts[last, env] = True
 
 
 def has_scalar_entries(space: spaces.Space[Any]) -> bool:

@@ -54,7 +54,10 @@ class Checkpoint(BaseCallback):
             raise ValueError("Checkpoint: one is enough.")
         replay_buffers(model)
         self.folder.mkdir(parents=True, exist_ok=True)
-        saved, there = model._saved, checkpoints(self.folder)
+        there = checkpoints(self.folder)
+        if not there:
+            model._saved = None  # somebody may have emptied the folder
+        saved = model._saved
         goes_on = saved is not None and saved.folder == self.folder.resolve() and saved.step <= model.num_timesteps
         if there and not goes_on:
             raise ValueError(
@@ -80,6 +83,13 @@ class Checkpoint(BaseCallback):
             self.save()
         if self._signal is not None:
             self._pass_on()
+
+    def finish(self) -> None:
+        """Write the last one; pass on a signal that came since the last rollout began."""
+        self.save()
+        self.stop_listening()
+        if self._signal is not None:
+            signal.raise_signal(self._signal)
 
     def workers_gone(self) -> None:
         """Where a signal has ended the environments' processes, save what there is and pass it on."""

@@ -41,6 +41,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from typing_extensions import Self
 
+from sb3_cir.buffers import cut_off
 from sb3_cir.checks import FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.plain import from_plain, to_plain
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 NAME = re.compile(r"step_(\d+)\.zip")
+ROWS = re.compile(r"(replay|source|target)_\d+_[0-9a-f]{12}\.npz|\.\S+\.part")  # and one that was left half-written
 TRANSITIONS = "transitions"
 SEGMENT_BYTES = 64 * 2**20  # what one file of transitions has at most, roughly: it passes through memory whole
 
@@ -159,7 +161,8 @@ class Resumable(OffPolicyAlgorithm):
         :param env: The environment to go on in, as many in number as there were; ``VecNormalize``, if there was one, takes
             its statistics from the checkpoint.
         :param device: Device to go on on
-        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold
+        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold. An optimiser's own, such
+            as its weight decay, stay the checkpoint's.
         :return: The model
         :raises FileNotFoundError: If there is no checkpoint that can be read.
         :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
@@ -225,7 +228,7 @@ class Resumable(OffPolicyAlgorithm):
         try:
             super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
             if self._checkpoint is not None:
-                self._checkpoint.save()
+                self._checkpoint.finish()
         finally:
             if self._checkpoint is not None:
                 self._checkpoint.stop_listening()
@@ -308,7 +311,7 @@ def write(model: Resumable, folder: Path, keep: int, callback: BaseCallback) -> 
         raise
     model._saved = Saved(folder, model.num_timesteps, buffers)
     with contextlib.suppress(OSError):
-        _clean(folder, model.num_timesteps, keep)
+        _clean(folder, model.num_timesteps, None if before is None else before.step, keep)
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -352,6 +355,8 @@ def _write_rows(
     """
     size, segments = buffer.buffer_size, []
     last = None if before is None or before.buffers[name].buffer is not buffer else before.buffers[name]
+    if last is not None and not all((folder / TRANSITIONS / segment.file).exists() for segment in last.segments):
+        last = None  # somebody has deleted them
     # More than this cannot have been added: each step of all environments adds a row, of the target at most one.
     if last is not None and before is not None and (model.num_timesteps - before.step) // buffer.n_envs + 2 < size:
         added = (buffer.pos - last.pos) % size
@@ -398,20 +403,37 @@ def _columns(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     return columns
 
 
-def _clean(folder: Path, newest: int, keep: int) -> None:
-    """Delete what is not needed: older checkpoints, those of a future that a run went back behind, files left half-written."""
-    steps = [step for step, _ in checkpoints(folder) if step <= newest]
-    used = set()
+def _clean(folder: Path, newest: int, before: int | None, keep: int) -> None:
+    """
+    Delete what is not needed, and nothing that no checkpoint made: older checkpoints, those that are damaged or of a future
+    that the run went back behind, files left half-written.
+
+    :param folder: The folder of checkpoints
+    :param newest: Step of the newest one
+    :param before: Step of the one that it adds to
+    :param keep: How many to keep
+    """
+    kept, used = 0, set()
     for step, path in checkpoints(folder):
-        if step in steps[:keep]:
-            used |= {segment[0] for buffer in _read_manifest(path)["buffers"].values() for segment in buffer["segments"]}
-        else:
+        of_this_run = step == newest or (before is not None and step <= before)
+        files = _files(path) if of_this_run and kept < keep else None
+        if files is None:
             path.unlink()
+        else:
+            kept += 1
+            used |= files
     for path in (folder / TRANSITIONS).iterdir():
-        if path.name not in used:
+        if path.name not in used and ROWS.fullmatch(path.name):
             path.unlink()
     for path in folder.glob(".step_*.part"):
         path.unlink()
+
+
+def _files(path: Path) -> set[str] | None:
+    """The names of a checkpoint's files of transitions, None if it is damaged."""
+    with contextlib.suppress(Exception):  # a damaged archive can fail in any way
+        return {segment[0] for buffer in _read_manifest(path)["buffers"].values() for segment in buffer["segments"]}
+    return None
 
 
 def _manifest(model: Resumable, buffers: dict[str, Written], callback: BaseCallback) -> dict[str, Any]:
@@ -425,7 +447,7 @@ def _manifest(model: Resumable, buffers: dict[str, Written], callback: BaseCallb
         "step": model.num_timesteps,
         "arguments": _arguments(model),
         "counters": {name: getattr(model, name) for name in model.counters},
-        "episodes": [{key: float(each[key]) for key in ("r", "l", "t")} for each in model.ep_info_buffer],
+        "episodes": [{key: float(each[key]) for key in ("r", "l", "t") if key in each} for each in model.ep_info_buffer],
         "successes": [float(success) for success in model.ep_success_buffer],
         "random": {
             "python": random.getstate(),
@@ -478,15 +500,19 @@ def _arguments(model: Resumable) -> dict[str, Any]:
     names = dict.fromkeys(name for kind in type(model).__mro__ for name in _parameters(kind))
     attributes = {"policy": "policy_class", "stats_window_size": "_stats_window_size"}
     not_kept = {"self", "env", "device", "_init_setup_model", *model.fixed_arguments}
+    changed: dict[str, Any] = {}
     if _makes_n_step_buffer(model):
-        not_kept |= {"replay_buffer_class", "replay_buffer_kwargs"}
+        not_kept.add("replay_buffer_class")
+        # SB3 adds these two itself.
+        kwargs = {name: value for name, value in model.replay_buffer_kwargs.items() if name not in ("n_steps", "gamma")}
+        changed["replay_buffer_kwargs"] = kwargs
     arguments = {}
     for name in names:
         attribute = attributes.get(name, name)
         if name in not_kept or attribute not in vars(model):
             continue
         try:
-            arguments[name] = {"value": to_plain(getattr(model, attribute))}
+            arguments[name] = {"value": to_plain(changed.get(name, getattr(model, attribute)))}
         except TypeError as error:
             arguments[name] = {"missing": str(error)}
     return arguments
@@ -562,6 +588,9 @@ def read(place: Path) -> Stored:
     :raises FileNotFoundError: If there is none.
     """
     match = NAME.fullmatch(place.name)
+    if match and not place.exists():
+        there = ", ".join(str(step) for step, _ in checkpoints(place.parent)) or "none"
+        raise FileNotFoundError(f"{place}: there is no such checkpoint (steps in this folder: {there}).")
     folder, newest = (place.parent, int(match[1])) if match else (place, None)
     for step, path in checkpoints(folder):
         if newest is not None and step > newest:
@@ -627,7 +656,8 @@ def _load_parameters(model: Resumable, tensors: dict[str, Any]) -> None:
         group.update(kept)
     with th.no_grad():
         for name, value in tensors["variables"].items():
-            recursive_getattr(model, name).copy_(value)
+            if name != "ent_coef_tensor":  # a fixed temperature is an argument
+                recursive_getattr(model, name).copy_(value)
 
 
 def _load_buffers(model: Resumable, stored: Stored) -> dict[str, Written]:
@@ -693,9 +723,9 @@ def _begin_anew(model: Resumable, stored: Stored, callback: BaseCallback) -> Non
     for name, buffer in replay_buffers(model).items():
         if name == "target":
             stepping = next((each for each in callbacks if isinstance(each, OffDynamicsCallback)), None)
-            _cut_off(buffer, np.array([stepping is not None and _goes_on(buffer, stepping._last_obs)]))
+            cut_off(buffer, np.array([stepping is not None and _goes_on(buffer, stepping._last_obs)]))
         else:
-            _cut_off(buffer, same)
+            cut_off(buffer, same)
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
         normalization = tensors["normalization"]
@@ -728,28 +758,6 @@ def _set_random_states(model: Resumable, states: dict[str, Any], tensors: dict[s
     th.set_rng_state(tensors["random"])
     if th.cuda.is_available() and len(tensors["random_cuda"]) == th.cuda.device_count():
         th.cuda.set_rng_state_all(tensors["random_cuda"])
-
-
-def _cut_off(buffer: ReplayBuffer, goes_on: np.ndarray) -> None:
-    """
-    Mark where an episode was left, so that nothing joins its last transition to the next one in the buffer.
-
-    :param buffer: A replay buffer
-    :param goes_on: For each environment, whether its episode goes on
-    """
-    if buffer.size() == 0:
-        return
-    last = buffer.pos - 1
-    for env in np.flatnonzero(~goes_on & (buffer.dones[last] == 0)):
-        if buffer.optimize_memory_usage:
-            # Its next observation is going to be overwritten: SB3 too takes it for the end then.
-            buffer.dones[last, env] = True
-        elif isinstance(buffer, HerReplayBuffer):
-            buffer.dones[last, env] = buffer.timeouts[last, env] = True
-            buffer._compute_episode_length(int(env))
-        else:
-            # Ends n-step returns; one-step transitions are as before.
-            buffer.timeouts[last, env] = True
 
 
 def _goes_on(buffer: ReplayBuffer, observation: Any) -> bool:

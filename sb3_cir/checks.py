@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper, VecNormalize
 from typing_extensions import Self
+
+from sb3_cir.buffers import cut_off
 
 # Kinds of numbers that an array of each kind takes without loss of sense: a float in an integer's place is cut off.
 _NUMBERS = "fiub"
@@ -48,7 +51,7 @@ class CheckedRollouts(OffPolicyAlgorithm):
         :raises FailedEnvError: If an environment raises, or if its process ends (a ``RuntimeError``).
         :raises ValueError: If the actor's output is not finite.
         """
-        with watch(self.env, self):
+        with watch(self.env, self, getattr(self.replay_buffer, "source", self.replay_buffer)):
             return super().learn(*args, **kwargs)
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -90,7 +93,7 @@ def first_non_finite(tensors: Iterable[tuple[str, th.Tensor]]) -> tuple[str, flo
 
 
 @contextlib.contextmanager
-def watch(env: VecEnv | None, model: OffPolicyAlgorithm, domain: str = "") -> Iterator[None]:
+def watch(env: VecEnv | None, model: OffPolicyAlgorithm, buffer: ReplayBuffer | None, domain: str = "") -> Iterator[None]:
     """
     While this lasts, ``env`` and all that it wraps refuse bad data. What comes from the environments themselves is looked
     at before a wrapper such as ``VecNormalize`` takes it into its statistics or clips it. ``VecNormalize`` itself is not
@@ -98,6 +101,7 @@ def watch(env: VecEnv | None, model: OffPolicyAlgorithm, domain: str = "") -> It
 
     :param env: The environments
     :param model: Whose steps count
+    :param buffer: Where their transitions go
     :param domain: What they are, for the error, unless they are the model's own
     :raises BadDataError: If a number is not finite, or if something is not what its space says.
     :raises FailedEnvError: If an environment raises, or if its process ends.
@@ -115,8 +119,11 @@ def watch(env: VecEnv | None, model: OffPolicyAlgorithm, domain: str = "") -> It
     try:
         yield
     except (BadDataError, FailedEnvError):
-        # The environments went on without a transition being stored: the next step would not follow from this observation.
+        # The environments went on without a transition being stored: the next step would not follow from this observation,
+        # nor from the last transition.
         model._last_obs = None
+        if buffer is not None:
+            cut_off(buffer)
         raise
     finally:
         for each, names in watched:

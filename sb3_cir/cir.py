@@ -185,7 +185,7 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
         if self._n_updates == len(updates) or self._n_updates % DIAGNOSE_EVERY < len(updates):
             self._scalars |= self._diagnose(batch)
         if self.device.type == "cpu":
-            self._record_scalars()
+            self.record_scalars()
 
     def _optimizers(self) -> list[th.optim.Optimizer]:
         optimizers = [self.actor.optimizer, self.critic.optimizer]
@@ -203,10 +203,13 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
             self.actor.reset_noise()
         ent_coef = self._ent_coef()
         scalars = self._update_critics(batch, ent_coef) | self._update_actor(batch, ent_coef)
-        if self._n_updates % self.target_update_interval == 0:
-            # Running statistics of a features extractor are copied whole, as in SAC, once the last pass has moved them.
-            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
+        self._copy_running_statistics()
         return scalars
+
+    def _copy_running_statistics(self) -> None:
+        """Those of a features extractor, to the target critics whole, as in SAC: once the last pass has moved them."""
+        if self._n_updates % self.target_update_interval == 0:
+            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
     def _ent_coef(self) -> th.Tensor:
         return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
@@ -383,7 +386,7 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
             scalars["input_saturation"] = self.critic.saturation(batch.observations, batch.actions)
         return scalars
 
-    def _record_scalars(self) -> None:
+    def record_scalars(self) -> None:
         """Hand the logger what the last train call left on the device, in one transfer."""
         if self._scalars:
             for name, value in zip(self._scalars, th.stack(list(self._scalars.values())).tolist(), strict=True):
@@ -392,7 +395,7 @@ class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
 
     def dump_logs(self) -> None:
         """Write log data."""
-        self._record_scalars()
+        self.record_scalars()
         super().dump_logs()
 
     def _excluded_save_params(self) -> list[str]:

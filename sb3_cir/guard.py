@@ -12,6 +12,7 @@ from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
 from sb3_cir.checks import first_non_finite
+from sb3_cir.cir import CIR
 
 
 class NonFiniteGuard(BaseCallback):
@@ -54,6 +55,8 @@ class NonFiniteGuard(BaseCallback):
             self._check(self._bad_loss())
 
     def _bad_loss(self) -> tuple[str, float] | None:
+        if isinstance(self.model, CIR):
+            self.model.record_scalars()  # on a GPU they wait for the log
         for name, value in self.logger.name_to_value.items():
             if name.startswith("train/") and isinstance(value, (float, np.floating)) and not math.isfinite(value):
                 return name, float(value)

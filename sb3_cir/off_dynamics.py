@@ -216,7 +216,8 @@ class OffDynamicsCallback(BaseCallback):
         spec = self.training_env.get_attr("spec")[0]
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
-        with watch(target_env, self.model, "target domain"):
+        buffer = self.model.replay_buffer.target
+        with watch(target_env, self.model, buffer, "target domain"):
             self._last_obs: Any = target_env.reset()
         self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
@@ -272,7 +273,7 @@ class OffDynamicsCallback(BaseCallback):
         try:
             model._last_obs = self._normalize(self._last_obs)
             actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
-            with watch(self._target_env, model, "target domain"):
+            with watch(self._target_env, model, model.replay_buffer.target, "target domain"):
                 new_obs, rewards, dones, infos = self._target_env.step(actions)
             model._last_obs, model._vec_normalize_env = self._last_obs, None
             model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]

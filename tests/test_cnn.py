@@ -10,6 +10,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureC
 from torch import nn
 
 from sb3_cir import CIR
+from sb3_cir.baselines import SimBa
 
 
 def image_model(**policy_kwargs) -> CIR:
@@ -45,11 +46,11 @@ class Extractor(BaseFeaturesExtractor):
         return self.dropout(self.batch_norm(self.linear(observations)))
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_own_extractor(share: bool) -> None:
+@pytest.mark.parametrize(("model_class", "share"), [(CIR, False), (CIR, True), (SimBa, False)])
+def test_own_extractor(model_class: type, share: bool) -> None:
     policy_kwargs = dict(features_extractor_class=Extractor, share_features_extractor=share)
-    model = small("Pendulum-v1", learning_starts=1000, policy_kwargs=policy_kwargs).learn(40)
-    assert model.critic.q_network.input.weight.shape[1] == 8 + 1
+    model = small("Pendulum-v1", model_class=model_class, learning_starts=1000, policy_kwargs=policy_kwargs).learn(40)
+    assert model_class is SimBa or model.critic.q_network.input.weight.shape[1] == 8 + 1
     actor, critic, target = (part.features_extractor for part in (model.actor, model.critic, model.critic_target))
     assert (actor is critic) == share
     assert target is not critic

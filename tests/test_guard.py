@@ -63,6 +63,20 @@ def test_loss(tmp_path: Path, model_class: type) -> None:
     assert (tmp_path / "non_finite_30_steps.zip").read_text() == "mine"
 
 
+def test_loss_that_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a train call hands nothing to the logger."""
+    train = CIR.train
+
+    def train_alone(self: CIR, *args, **kwargs) -> None:
+        self.record_scalars = lambda: None
+        train(self, *args, **kwargs)
+        del self.record_scalars
+
+    monkeypatch.setattr(CIR, "train", train_alone)
+    with pytest.raises(ValueError, match=r"nan in train/\w+ and nan in \S+ at step 30: .*non_finite_30_steps\.zip"):
+        small("Pendulum-v1").learn(60, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard(tmp_path)])
+
+
 def test_at_the_end(tmp_path: Path) -> None:
     """After the last train call no other step comes. The log's folder is where the model goes by default."""
     model = small("Pendulum-v1")

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from sb3_cir.baselines import SimBa
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import _find_episodes, checkpoints
+from sb3_cir.checks import FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.plain import from_plain, to_plain
 
@@ -281,6 +283,44 @@ def test_an_episode_that_was_left_is_cut_off(tmp_path: Path) -> None:
     assert again.replay_buffer.ep_length[:90, 0].tolist() == lengths
 
 
+class Fails(gym.Wrapper):
+    """Raises once, at its 15th step."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 15:
+            raise OSError("the simulator is gone")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "end"),
+    [
+        (dict(n_steps=3), "timeouts"),
+        (dict(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False)), "dones"),
+    ],
+)
+def test_an_episode_that_failed_is_cut_off(kwargs: dict, end: str) -> None:
+    """When the same model goes on, nothing joins what was before the failure to the new episode."""
+    model = small(Fails(Walk()), **kwargs)
+    with pytest.raises(FailedEnvError, match="the simulator is gone"):
+        model.learn(30)
+    model.learn(20, reset_num_timesteps=False)
+    buffer = model.replay_buffer
+    assert (buffer.observations[13, 0, 1], buffer.observations[14, 0, 1]) == (13, 0)
+    assert np.flatnonzero(getattr(buffer, end)[:34, 0]).tolist() == [13]
+
+
+def test_her_after_a_failure() -> None:
+    model = small(Fails(Walk(form="goal")), "MultiInputPolicy", replay_buffer_class=HerReplayBuffer, learning_starts=100)
+    with pytest.raises(FailedEnvError, match="the simulator is gone"):
+        model.learn(30)
+    model.learn(30, reset_num_timesteps=False)
+    assert model.replay_buffer.ep_length[:44, 0].tolist() == [14] * 14 + [23] * 23 + [0] * 7
+
+
 def test_her_episodes_on_a_ring(tmp_path: Path) -> None:
     """The lengths that are found again are those that HER's own bookkeeping has, after every single step."""
     kwargs = dict(replay_buffer_class=HerReplayBuffer, learning_starts=1000, buffer_size=60)
@@ -360,6 +400,76 @@ def test_damaged(what: str, how: str, tmp_path: Path) -> None:
     assert model.num_timesteps == 60
 
 
+@pytest.mark.parametrize("what", ["step_37.zip", "transitions/replay_37_*.npz"])
+def test_going_on_behind_a_damaged_one(what: str, tmp_path: Path) -> None:
+    """It counts for nothing, though it is between the one that is gone back to and the next."""
+    small(Walk()).learn(37, callback=Checkpoint(30, tmp_path))
+    (path,) = tmp_path.glob(what)
+    os.truncate(path, path.stat().st_size // 2)
+    with pytest.warns(UserWarning, match=r"step_37.zip is damaged"):
+        model = CIR.resume(tmp_path, Walk())
+    model.learn(60, callback=Checkpoint(30, tmp_path))
+    assert [step for step, _ in checkpoints(tmp_path)] == [60, 30]
+    assert [CIR.resume(path, Walk()).num_timesteps for _, path in checkpoints(tmp_path)] == [60, 30]
+
+
+def test_a_future_that_was_left(tmp_path: Path) -> None:
+    small(Walk()).learn(37, callback=Checkpoint(30, tmp_path))
+    CIR.resume(tmp_path / "step_30.zip", Walk()).learn(60, callback=Checkpoint(30, tmp_path))
+    assert [step for step, _ in checkpoints(tmp_path)] == [60, 30]
+
+
+def test_no_such_step(tmp_path: Path) -> None:
+    small(Walk()).learn(40, callback=Checkpoint(20, tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"step_30.zip: there is no such checkpoint \(steps in this folder: 40, 20\)"):
+        CIR.resume(tmp_path / "step_30.zip", Walk())
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    names = ["expert_demos.npz", "notes.txt", "replay_20.npz"]
+    (tmp_path / "transitions").mkdir()
+    for name in names:
+        (tmp_path / "transitions" / name).write_text("mine")
+    small(Walk()).learn(80, callback=Checkpoint(20, tmp_path))
+    assert all((tmp_path / "transitions" / name).read_text() == "mine" for name in names)
+
+
+@pytest.mark.parametrize("what", ["", "transitions"])
+def test_folder_emptied_between_two_runs(what: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    model = small(Walk()).learn(40, callback=Checkpoint(20, folder))
+    shutil.rmtree(folder / what)
+    model.learn(40, callback=Checkpoint(20, folder), reset_num_timesteps=False)
+    found = CIR.resume(folder, Walk())
+    assert found.num_timesteps == 80
+    np.testing.assert_array_equal(found.replay_buffer.observations, model.replay_buffer.observations)
+
+
+def test_episodes_without_a_time(tmp_path: Path) -> None:
+    """Environments that are many in one keep their own accounts, often without SB3's seconds."""
+
+    class Counts(Walk):
+        def step(self, action):
+            *results, done, info = super().step(action)
+            return *results, done, {"episode": {"r": 1.5, "l": 23}} if done else info
+
+    small(DummyVecEnv([Counts])).learn(60, callback=Checkpoint(30, tmp_path))
+    assert list(CIR.resume(tmp_path, DummyVecEnv([Counts])).ep_info_buffer) == [{"r": 1.5, "l": 23.0}] * 2
+
+
+def test_buffer_arguments_beside_n_steps(tmp_path: Path) -> None:
+    kwargs = dict(n_steps=3, replay_buffer_kwargs=dict(handle_timeout_termination=False))
+    small(Walk(), **kwargs).learn(40, callback=Checkpoint(20, tmp_path))
+    buffer = CIR.resume(tmp_path, Walk()).replay_buffer
+    assert (buffer.handle_timeout_termination, buffer.n_steps) == (False, 3)
+
+
+def test_another_temperature(tmp_path: Path) -> None:
+    small(Walk(), ent_coef=0.1).learn(40, callback=Checkpoint(20, tmp_path))
+    assert CIR.resume(tmp_path, Walk()).ent_coef_tensor == pytest.approx(0.1)
+    assert CIR.resume(tmp_path, Walk(), ent_coef=0.5).ent_coef_tensor == pytest.approx(0.5)
+
+
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any of the files of a checkpoint; the next one has all that the failed one was to have."""
     fsync = os.fsync
@@ -428,6 +538,15 @@ def test_ctrl_c(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
     assert [step for step, _ in checkpoints(tmp_path)] == [37]
     assert found.replay_buffer.pos == 44
+
+
+def test_ctrl_c_in_the_last_update(tmp_path: Path) -> None:
+    """It is not lost, though nothing is left to do."""
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        small(Walk()).learn(40, callback=[Checkpoint(1000, tmp_path), Signal(40)])
+    assert signal.getsignal(signal.SIGINT) is before
+    assert [step for step, _ in checkpoints(tmp_path)] == [40]
 
 
 def test_in_a_thread(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
+from sb3_cir import envs
+
 
 def test_float_budget() -> None:
     model = small("Pendulum-v1", learning_starts=990).learn(1e3)
@@ -122,3 +124,9 @@ def test_asymmetric_action_bounds() -> None:
     np.testing.assert_allclose(model.replay_buffer.actions[:60, 0], 2 * (taken - low) / (high - low) - 1, atol=1e-5)
     action, _ = model.predict(env.observation_space.sample(), deterministic=True)
     assert env.action_space.contains(action)
+
+
+def test_dm_control_runs_at_real_speed_in_videos() -> None:
+    """shimmy's own ids, which come with its import, say a tenth of it."""
+    for _ in range(2):
+        assert envs.make("dm_control/cartpole-balance-v0").metadata["render_fps"] == 50

@@ -395,7 +395,9 @@ class SimBa(CIR):
         if self.use_sde:
             self.actor.reset_noise()
         scalars = self._update_actor(batch, self._ent_coef())
-        return scalars | self._update_critics(batch, self._ent_coef())
+        scalars |= self._update_critics(batch, self._ent_coef())
+        self._copy_running_statistics()
+        return scalars
 
     def _actor_loss(
         self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None

@@ -40,8 +40,8 @@ def _humanoid_bench_spec(task: str) -> EnvSpec:
 
 def register() -> None:
     """
-    Make the ids known to Gymnasium. Those of dm_control that shimmy has registered already stay shimmy's; HumanoidBench's
-    are ours even then, since its own fail on today's MuJoCo and need a renderer to train.
+    Make the ids known to Gymnasium. They overrule those that shimmy and HumanoidBench register: shimmy's videos run at a tenth
+    of real speed, HumanoidBench's environments fail on today's MuJoCo and need a renderer to train.
     """
     register_placeholders("shimmy", [_dmc_spec(task) for task in (*DMC_EASY_MEDIUM, *DMC_HARD, *DMC_OTHER)])
     register_placeholders(

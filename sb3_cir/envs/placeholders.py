@@ -11,14 +11,14 @@ from gymnasium.envs.registration import EnvSpec
 
 class _Retreat:
     """
-    A finder that takes our ids back while the package that owns them is imported, so that its own registration meets no
-    earlier one (Gymnasium warns of those). A mere look for the package, or an import that fails, leaves them in place.
+    A finder that takes our ids back while the package that has the same ones is imported, so that its own registration meets
+    no earlier one (Gymnasium warns of those). A mere look for the package leaves them in place.
     """
 
-    def __init__(self, package: str, specs: list[EnvSpec], after: Callable[[], object] | None):
+    def __init__(self, package: str, specs: list[EnvSpec], repair: Callable[[], object] | None):
         self.package = package
         self.specs = specs
-        self.after = after
+        self.repair = repair
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self.package:
@@ -36,11 +36,9 @@ class _Retreat:
                         del gym.registry[ours.id]
                 try:
                     execute(module)
-                except BaseException:
-                    _put_in_force(self.specs)
-                    raise
-                if self.after is not None:
-                    self.after()
+                    if self.repair is not None:
+                        self.repair()
+                finally:
                     _put_in_force(self.specs)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -52,20 +50,18 @@ def _put_in_force(specs: Iterable[EnvSpec]) -> None:
     gym.registry.update({spec.id: spec for spec in specs})
 
 
-def register_placeholders(package: str, specs: Iterable[EnvSpec], after: Callable[[], object] | None = None) -> None:
+def register_placeholders(package: str, specs: Iterable[EnvSpec], repair: Callable[[], object] | None = None) -> None:
     """
-    Register ids until their package registers them itself, or for good where the package's own do not work.
+    Register ids without importing the package that registers the same ones, and overrule its own when it is imported.
 
     :param package: The package that registers these ids on import
     :param specs: What to register; ids that are known already are left out while the package is not imported.
-    :param after: Called once the package is imported (at once, if it is already), to repair it; with it our ids overrule
-        the package's. Without it the package's ids stay, and nothing is done if it is imported already.
+    :param repair: Called once the package is imported (at once, if it is already), to repair it
     """
     specs = list(specs)
     if package not in sys.modules:
         specs = [spec for spec in specs if spec.id not in gym.registry]
-        sys.meta_path.insert(0, _Retreat(package, specs, after))
-        _put_in_force(specs)
-    elif after is not None:
-        after()
-        _put_in_force(specs)
+        sys.meta_path.insert(0, _Retreat(package, specs, repair))
+    elif repair is not None:
+        repair()
+    _put_in_force(specs)
