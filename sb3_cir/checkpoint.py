@@ -161,8 +161,8 @@ class Resumable(OffPolicyAlgorithm):
         :param env: The environment to go on in, as many in number as there were; ``VecNormalize``, if there was one, takes
             its statistics from the checkpoint.
         :param device: Device to go on on
-        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold. An optimiser's own, such
-            as its weight decay, stay the checkpoint's.
+        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold. An optimiser's
+            own, such as its weight decay, stay the checkpoint's.
         :return: The model
         :raises FileNotFoundError: If there is no checkpoint that can be read.
         :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
@@ -194,6 +194,9 @@ class Resumable(OffPolicyAlgorithm):
 
     def _restore(self, stored: Stored) -> None:
         manifest, tensors = stored.manifest, stored.tensors
+        if tensors["variables"].keys() != set(self._get_torch_save_params()[1]):
+            was = "learned" if "log_ent_coef" in tensors["variables"] else "fixed"
+            raise ValueError(f"ent_coef={getattr(self, 'ent_coef', None)!r}: the temperature of the run to resume was {was}.")
         normalizer = self.get_vec_normalize_env()
         if (normalizer is None) != ("normalization" not in tensors):
             wrapped, plain = ("the run's", "this model's") if normalizer is None else ("this model's", "the run's")

@@ -1,6 +1,7 @@
 """``benchmarks speed``: what it counts and shows. How fast anything is, no test says."""
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,24 @@ def test_bad_input(arguments: list[str], sentence: str, capsys: pytest.CaptureFi
         pytest.skip("there is a GPU")
     assert main(["speed", *arguments]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
+def test_memory_is_kept_for_the_next_update() -> None:
+    """Else each train call at paper size has 3,600 page faults. In a process of its own: what others freed counts too."""
+    program = """
+import resource
+from benchmarks import speed
+
+train = speed.cir("cpu", compile=False)
+train()
+train()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+train()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 500
 
 
 @pytest.mark.slow
