@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 import sb3_cir.envs
 from sb3_cir import CIR
 from sb3_cir.envs.humanoid_bench import INSTALL, drop_unknown_fields
-from sb3_cir.envs.tasks import HUMANOID_BENCH, HUMANOID_BENCH_WIDER, humanoid_bench_id, normalised_return
+from sb3_cir.envs.tasks import HUMANOID_BENCH, HUMANOID_BENCH_WIDER, humanoid_bench_id, normalized_return
 from sb3_cir.zoo import HYPERPARAMS
 
 # Size of the observation: the paper's table of tasks, and for the six of its Table 1 what the environments have.
@@ -79,11 +79,11 @@ def test_all_twenty_ids_are_known_before_any_simulator_is_imported():
     """)
 
 
-def test_normalised_return_is_the_share_of_the_success_score_in_thousandths():
-    assert normalised_return("h1-reach", 6000) == 500
-    assert normalised_return("h1-stand", 800) == 1000
+def test_normalized_return_is_the_share_of_the_success_score_in_thousandths():
+    assert normalized_return("h1-reach", 6000) == 500
+    assert normalized_return("h1-stand", 800) == 1000
     with pytest.raises(KeyError):
-        normalised_return("walker-walk", 1)
+        normalized_return("walker-walk", 1)
 
 
 def test_hyperparameters_are_the_papers():

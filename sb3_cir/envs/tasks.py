@@ -103,7 +103,7 @@ def humanoid_bench_id(task: str) -> str:
     return f"{task}-v0"
 
 
-def normalised_return(task: str, episode_return: float) -> float:
+def normalized_return(task: str, episode_return: float) -> float:
     """
     :param task: A HumanoidBench task, ``<robot>-<task>``
     :param episode_return: Its undiscounted return
