@@ -1,15 +1,18 @@
 """``python -m benchmarks speed``: what one train call of CIR costs beside its matrix products alone, and beside others."""
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +149,11 @@ def of_sb3(algorithm: type[OffPolicyAlgorithm], device: str, net_arch: list[int]
     return lambda: model.train(REUSE, BATCH)
 
 
-def sbx_simba() -> Train | None:
+def sbx_simba() -> Train:
     """
-    :return: Makes one train call of SBX's SAC with SimBa's networks, as many gradient steps as CIR makes updates; None where
-        SBX is not installed. It runs on JAX's default device.
+    :return: Makes one train call of SBX's SAC with SimBa's networks, as many gradient steps as CIR makes updates. It runs on
+        JAX's default device.
     """
-    if importlib.util.find_spec("sbx") is None:
-        return None
     sbx = importlib.import_module("sbx")
     net_arch = dict(pi=[128], qf=[WIDTH, WIDTH])
     model = filled(sbx.SAC("SimbaPolicy", Sizes(), buffer_size=4096, policy_kwargs=dict(net_arch=net_arch)))
@@ -235,13 +236,79 @@ class Products:
 # --- how ---
 
 
-def interleaved(trains: dict[Any, Train], rounds: int, device: str, progress: Progress, what: str) -> dict[Any, float]:
+class Apart:
+    """
+    A train call in a process of its own, as users run it: what one method sets for its process, such as what becomes of freed
+    memory, must not be another's.
+
+    :param threads: Of torch
+    :param device: cpu or cuda
+    :param make: Makes the train call there
+    :param args: Its arguments
+    :param kwargs: Its arguments
+    """
+
+    def __init__(self, threads: int, device: str, make: Callable[..., Train], *args: Any, **kwargs: Any):
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        context.Process(target=_serve, args=(theirs, threads, device, make, args, kwargs), daemon=True).start()
+        theirs.close()
+
+    def __call__(self) -> float:
+        """
+        :return: Seconds that it took
+        :raises Exception: What it raised there
+        """
+        self._connection.send(None)
+        answer: float | Exception = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _serve(
+    connection: Connection, threads: int, device: str, make: Callable[..., Train], args: Any, kwargs: dict[str, Any]
+) -> None:
+    th.set_num_threads(threads)
+    train: Train | None = None
+    with suppress(EOFError):  # the benchmark has ended
+        while True:
+            connection.recv()
+            try:
+                train = train or make(*args, **kwargs)
+                connection.send(clocked(train, device))
+            except Exception as error:
+                connection.send(error)
+
+
+def clocked(train: Train, device: str) -> float:
+    """
+    :param train: To call once
+    :param device: cpu or cuda
+    :return: Seconds that it took
+    """
+    begin = time.perf_counter()
+    train()
+    if device.startswith("cuda"):
+        th.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def by_the_clock(trains: dict[Any, Train], device: str) -> dict[Any, Callable[[], float]]:
+    """
+    :param trains: By name
+    :param device: cpu or cuda
+    :return: The same, each to return the seconds that it took
+    """
+    return {name: functools.partial(clocked, train, device) for name, train in trains.items()}
+
+
+def interleaved(trains: dict[Any, Callable[[], float]], rounds: int, progress: Progress, what: str) -> dict[Any, float]:
     """
     A machine's speed drifts, so each round calls every one of them once.
 
-    :param trains: By name
+    :param trains: By name, each to return the seconds that it took
     :param rounds: Number of rounds, after two that are not counted
-    :param device: cpu or cuda
     :param progress: Shows how far it is
     :param what: What is measured, to show
     :return: Median milliseconds by name
@@ -249,12 +316,9 @@ def interleaved(trains: dict[Any, Train], rounds: int, device: str, progress: Pr
     seconds: dict[Any, list[float]] = {name: [] for name in trains}
     for count in progress.track(range(-2, rounds), description=what):
         for name, train in trains.items():
-            begin = time.perf_counter()
-            train()
-            if device.startswith("cuda"):
-                th.cuda.synchronize()
+            took = train()
             if count >= 0:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(took)
     return {name: 1e3 * float(np.median(each)) for name, each in seconds.items()}
 
 
@@ -265,39 +329,35 @@ def peers(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     :return: Milliseconds for one train call, and their ratios
     """
     device = options.device
-    floor = Products(device)
-    trains: dict[str, Train | None] = {
-        FLOOR: floor,
-        "CIR, compiled": cir(device, compile=True),
-        "CIR, eager": cir(device, compile=False),
-        "CIR, compiled, bfloat16": cir(device, compile=True, precision="bfloat16"),
-        AUTHORS: authors(options.authors, device) if options.authors else None,
-        "SB3 SAC [512, 512], 2 gradient steps": of_sb3(SAC, device, [512, 512]),
-        "sb3-contrib TQC [512, 512, 512], 2 gradient steps": of_sb3(TQC, device, [512, 512, 512]),
-        "SBX SAC SimbaPolicy, 2 gradient steps": sbx_simba(),
+    apart = functools.partial(Apart, options.threads, device)
+    trains = {
+        FLOOR: apart(Products, device),
+        "CIR, compiled": apart(cir, device, compile=True),
+        "CIR, eager": apart(cir, device, compile=False),
+        "CIR, compiled, bfloat16": apart(cir, device, compile=True, precision="bfloat16"),
+        "SB3 SAC [512, 512], 2 gradient steps": apart(of_sb3, SAC, device, [512, 512]),
+        "sb3-contrib TQC [512, 512, 512], 2 gradient steps": apart(of_sb3, TQC, device, [512, 512, 512]),
     }
+    if options.authors:
+        trains[AUTHORS] = apart(authors, options.authors, device)
+    if importlib.util.find_spec("sbx") is not None:
+        trains["SBX SAC SimbaPolicy, 2 gradient steps"] = apart(sbx_simba)
     if device.startswith("cuda"):
-        on_device = dict(replay_buffer_class=DeviceReplayBuffer)
-        trains |= {
-            f"{name}, DeviceReplayBuffer": cir(device, compile=compile, **on_device)
-            for name, compile in (("CIR, compiled", True), ("CIR, eager", False))
-        }
-    present = {name: train for name, train in trains.items() if train}
-    compiling = {}
-    for name, train in progress.track(list(present.items()), description="compiling"):
-        begin = time.perf_counter()
-        train()
-        compiling[name] = time.perf_counter() - begin
-    milliseconds = interleaved(present, options.rounds, device, progress, "train calls")
+        for name, compile in (("CIR, compiled", True), ("CIR, eager", False)):
+            kwargs = dict(compile=compile, replay_buffer_class=DeviceReplayBuffer)
+            trains[f"{name}, DeviceReplayBuffer"] = apart(cir, device, **kwargs)
+    compiling = {name: train() for name, train in progress.track(list(trains.items()), description="compiling")}
+    milliseconds = interleaved(trains, options.rounds, progress, "train calls")
     ratios = {"cir_over_gemm_floor": milliseconds["CIR, compiled"] / milliseconds[FLOOR]}
-    if AUTHORS in present:
+    flops = Products("meta").flops
+    if AUTHORS in trains:
         ratios["cir_over_authors"] = milliseconds["CIR, compiled"] / milliseconds[AUTHORS]
         ratios["bfloat16_over_authors"] = milliseconds["CIR, compiled, bfloat16"] / milliseconds[AUTHORS]
     return {
         "milliseconds": milliseconds,
         "first_call_seconds": {name: seconds for name, seconds in compiling.items() if seconds > 2},
-        "floor_gflop": floor.flops / 1e9,
-        "floor_gflop_per_second": floor.flops / 1e6 / milliseconds[FLOOR],
+        "floor_gflop": flops / 1e9,
+        "floor_gflop_per_second": flops / 1e6 / milliseconds[FLOOR],
         **ratios,
     }
 
@@ -326,7 +386,7 @@ def acting(options: argparse.Namespace, progress: Progress) -> dict[str, float]:
         "predict": lambda: model.predict(obs),
         "predict by a copy on the CPU": by_copy,
     }
-    return interleaved(calls, 25 * options.rounds, options.device, progress, "acting")
+    return interleaved(by_the_clock(calls, options.device), 25 * options.rounds, progress, "acting")
 
 
 def learn(device: str, progress: Progress, n_steps: int = 300) -> dict[str, float]:
@@ -394,7 +454,7 @@ def growth(options: argparse.Namespace, progress: Progress) -> dict[str, dict[in
     found = {}
     for name, values in GROWTH.items():
         trains = {value: make[name](value) for value in values}
-        found[name] = interleaved(trains, max(3, options.rounds // 3), device, progress, name)
+        found[name] = interleaved(by_the_clock(trains, device), max(3, options.rounds // 3), progress, name)
     found["n_envs"] = {n_envs: each / (STEPS_IN_ROUND * n_envs) for n_envs, each in found["n_envs"].items()}
     return found
 

@@ -1,9 +1,11 @@
 """``benchmarks speed``: what it counts and shows. How fast anything is, no test says."""
 
+import functools
 import json
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,20 @@ def test_text_and_figure() -> None:
     assert "share_in_train 0.988" in text
     assert sum(line.startswith("| ms") and line.rstrip(" |").endswith("1.00") for line in text.splitlines()) == 5
     assert [axes.get_xlabel() for axes in speed.draw_growth(growth).axes] == list(speed.GROWTH)
+
+
+def fails_at_once() -> speed.Train:
+    raise ImportError("it needs a package")
+
+
+def test_apart() -> None:
+    """In another process: what it raises is raised here, and it goes on."""
+    elsewhere = speed.Apart(1, "cpu", functools.partial, time.sleep, 0.2)
+    assert 0.2 <= elsewhere() < 2
+    broken = speed.Apart(1, "cpu", fails_at_once)
+    with pytest.raises(ImportError, match="it needs a package"):
+        broken()
+    assert elsewhere() >= 0.2
 
 
 @pytest.mark.parametrize(
