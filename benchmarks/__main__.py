@@ -1,8 +1,4 @@
-"""
-``python -m benchmarks run | report | theory | speed | reliability``.
-
-Each command's module is imported when it is asked for and not before.
-"""
+"""``python -m benchmarks run | report | theory | speed | reliability``: what CIR's benchmarks train, measure and show."""
 
 import argparse
 import importlib
@@ -23,10 +19,13 @@ def main(arguments: list[str] | None = None) -> int:
     :return: Exit status
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description="CIR's benchmarks. Each command has a --help of its own."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary)
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        # Its module is imported when it is asked for and not before.
         if name in arguments[:1]:
             importlib.import_module(f"benchmarks.{name}").add_arguments(command)
     options = parser.parse_args(arguments)

@@ -1,6 +1,7 @@
 """A job: one method on one task with one seed, as the one RL Zoo command that trains it. Knows files, not Ray."""
 
 import fcntl
+import importlib.util
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -31,24 +33,35 @@ class Method:
     name: str
     params: tuple[str, ...] = ()
 
-    @property
-    def algo(self) -> str:
-        """The zoo's name of the algorithm."""
-        return self.name.split(":")[0]
-
 
 def method(name: str) -> Method:
     """
     :param name: E.g. ``cir``, ``sac`` or ``cir:cdq``
     :return: The method
-    :raises ValueError: If it is a variant of something else than CIR, or one that is not known.
+    :raises ValueError: If the zoo has no such algorithm, if it is a variant of something else than CIR, or one that is not
+        known.
     """
     algo, _, variant = name.partition(":")
+    ours, zoos = _algorithms(ROOT / "hyperparams"), _algorithms(_zoo() / "hyperparams")
+    if algo not in ours | zoos:
+        raise ValueError(f"--methods {name}: the zoo has {', '.join(sorted(ours | zoos))}.")
     if variant and algo != "cir":
-        raise ValueError(f"Method {name!r}: only CIR has variants, as cir:{variant}.")
+        raise ValueError(f"--methods {name}: only CIR has variants, as cir:{variant}.")
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
-    protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo == "sac" else ()
+    protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo in zoos else ()
     return Method(name, (*protocol, *(_variant_params(variant) if variant else ())))
+
+
+def _algorithms(hyperparams: Path) -> set[str]:
+    """The zoo's algorithms, without a costly import: each has a file of its name (and HER one, which is none)."""
+    return {path.stem for path in hyperparams.glob("*.yml")} - {"her"}
+
+
+def _zoo() -> Path:
+    spec = importlib.util.find_spec("rl_zoo3")
+    if spec is None or spec.origin is None:
+        raise ValueError("RL Zoo is not installed: pip install rl-zoo3.")
+    return Path(spec.origin).parent
 
 
 def _variant_params(name: str) -> list[str]:
@@ -105,6 +118,12 @@ class Job:
 
     def __str__(self) -> str:
         return f"{self.method.name} {self.task.name} seed {self.seed}"
+
+    @property
+    def algo(self) -> str:
+        """The zoo's name of the algorithm. With two domains to learn from, SAC is ODRL's."""
+        algo = self.method.name.split(":")[0]
+        return "odrl_sac" if algo == "sac" and self.task.two_domains else algo
 
     @property
     def folder(self) -> Path:
@@ -168,7 +187,7 @@ class Job:
             "checkpoint_every": math.ceil(self.agent_steps / CHECKPOINTS),
         }
         arguments = {
-            "--algo": self.method.algo,
+            "--algo": self.algo,
             "--env": self.task.env_id,
             "--seed": self.seed,
             "--n-timesteps": self.agent_steps,
@@ -181,12 +200,16 @@ class Job:
         if checkpoint is not None:
             recorder["checkpoint"] = str(checkpoint)
             arguments["--trained-agent"] = checkpoint / "model.zip"
+        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}]
+        if self.task.two_domains:
+            # It takes the place of the yaml's callback. The zoo's own evaluation, in the target, is what is recorded.
+            callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
         params = [
             # Room for the whole run: it holds what the paper's million would, and a checkpoint of it is smaller.
             f"buffer_size:{min(1_000_000, self.agent_steps)}",
             *self.settings.params,
             *self.method.params,
-            f"callback:{[{'benchmarks.recorder.Recorder': recorder}]}",
+            f"callback:{callbacks}",
         ]
         options = [str(part) for item in arguments.items() for part in item]
         return [sys.executable, "-m", "rl_zoo3.train", *options, "-params", *params]

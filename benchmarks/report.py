@@ -54,10 +54,10 @@ def main(options: argparse.Namespace) -> int:
         *collect(measured, chosen, MEASURED, options.budget),
         *collect(reference, chosen, LOG, options.budget),
     ]
+    if not options.results and not options.reference:
+        raise ValueError("there is nothing to report on: name folders of results, or --reference.")
     if not scores:
-        raise ValueError(
-            f"the logs have no returns of the tasks of {chosen.name}, or --results and --reference are both empty."
-        )
+        raise ValueError(f"the logs have no returns of the tasks of {chosen.name}.")
     found = tables.aggregates(scores, chosen, options.reps) if chosen.comparable else []
     if options.format == "json":
         print(json.dumps({"suite": chosen.name, "aggregates": found}, indent=1))

@@ -46,14 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("--suite", required=True, choices=list(SUITES), metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument(
-        "--methods", nargs="+", help="algorithms of the zoo and variants, e.g. cir sac cir:cdq (default: the suite's)"
+        "--methods",
+        nargs="+",
+        help="algorithms of the zoo and variants, e.g. cir sac cir:cdq (default: those of the paper that this project has)",
     )
     parser.add_argument("--tasks", nargs="+", help="only these tasks of the suite")
     parser.add_argument("--seeds", type=int, default=10, help="how many; they are 0, 1, ... (default: %(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--budget", type=float, default=1.0, help="fraction of the paper's steps (default: %(default)s)")
     parser.add_argument("--eval-every", type=int, help="steps of the simulator between evaluations (default: the paper's)")
-    parser.add_argument("--params", nargs="+", default=[], help="hyperparameters for all jobs, as for the zoo's -params")
+    parser.add_argument(
+        "--params",
+        nargs="+",
+        default=[],
+        help="hyperparameters for all jobs, as for the zoo's -params; a variant's own win, policy_kwargs as a whole",
+    )
     parser.add_argument("--address", help="a Ray cluster to join (default: this machine)")
     parser.add_argument("--cpus-per-job", type=float, default=1.0, help="may be a fraction (default: %(default)s)")
     parser.add_argument("--gpus-per-job", type=float, default=0.0, help="may be a fraction; with 0 jobs run on CPU")

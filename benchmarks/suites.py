@@ -91,6 +91,11 @@ class Task:
         return self.env_id.startswith("dm_control/") and self.env_steps > 500_000
 
     @property
+    def two_domains(self) -> bool:
+        """Whether it is learned from a source and a target domain."""
+        return self.env_id.startswith("odrl/")
+
+    @property
     def unit(self) -> float:
         """Score for one more in the return."""
         return self.scale / (self.one - self.zero)

@@ -18,6 +18,7 @@ from stable_baselines3.common.save_util import is_json_serializable, open_path
 from stable_baselines3.common.type_aliases import GymEnv
 from typing_extensions import Self
 
+from sb3_cir.checkpoint import is_checkpoint
 from sb3_cir.plain import from_plain, to_plain
 
 # What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
@@ -77,9 +78,11 @@ class PlainArchive(BaseAlgorithm):
             that the log's means are of) is left out.
         :param kwargs: extra arguments to change the model when loading
         :return: new model instance with loaded parameters
-        :raises ValueError: If ``trusted`` is False and the file has something that the model needs as a pickle alone, or
-            more than tensors among its tensors.
+        :raises ValueError: If the file is a checkpoint, or if ``trusted`` is False and the file has something that the model
+            needs as a pickle alone, or more than tensors among its tensors.
         """
+        if isinstance(path, (str, pathlib.Path)) and is_checkpoint(pathlib.Path(path)):
+            raise ValueError(f"{path} is a checkpoint: {cls.__name__}.resume(path, env) reads it.")
         arguments = dict(device=device, print_system_info=print_system_info, force_reset=force_reset, **kwargs)
         if trusted:
             return super().load(path, env, custom_objects=custom_objects, **arguments)

@@ -203,6 +203,7 @@ class Resumable(OffPolicyAlgorithm):
             raise ValueError(f"VecNormalize: {wrapped} environment was wrapped in it and {plain} is not.")
         if normalizer is not None:
             _set_statistics(normalizer, tensors["normalization"])
+        _check_shapes(self, tensors)
         buffers = _load_buffers(self, stored)
         _load_parameters(self, tensors)
         for name, value in manifest["counters"].items():
@@ -641,6 +642,19 @@ def _check_class(cls: type, stored: Stored) -> None:
         raise ValueError(f"{stored.path} is of a {stored.manifest['class']}, not of a {cls.__name__}.")
 
 
+def _check_shapes(model: Resumable, tensors: dict[str, Any]) -> None:
+    shapes, before = (
+        {name: tuple(value.shape) for name, value in parameters.items()}
+        for parameters in (model.policy.state_dict(), tensors["parameters"]["policy"])
+    )
+    for name in dict.fromkeys([*before, *shapes]):
+        was, is_now = (each.get(name, "not there") for each in (before, shapes))
+        if was != is_now:
+            raise ValueError(
+                f"policy_kwargs, or the environment, are not those of the run to resume: {name} was {was} and is {is_now}."
+            )
+
+
 def _load_parameters(model: Resumable, tensors: dict[str, Any]) -> None:
     """In place: what holds on to a parameter, such as an optimiser or a compiled update, must go on seeing it."""
     groups = [
@@ -679,7 +693,9 @@ def _load_buffers(model: Resumable, stored: Stored) -> dict[str, Written]:
                 raise ValueError(f"{what}={is_now}: it was {was} in the run to resume.")
         ours = {key: [str(column.dtype), list(column.shape[1:])] for key, column in columns.items()}
         if ours != saved["columns"]:
-            raise ValueError(f"The replay buffer's arrays are {ours}, in the run to resume they were {saved['columns']}.")
+            key = next(key for key in [*saved["columns"], *ours] if saved["columns"].get(key) != ours.get(key))
+            before, now = (each.get(key, "not there") for each in (saved["columns"], ours))
+            raise ValueError(f"The replay buffer's {key} were {before} in the run to resume and are {now}.")
     for name, buffer in buffers.items():
         saved, columns = stored.manifest["buffers"][name], _columns(buffer)
         segments = [Segment(*each) for each in saved["segments"]]

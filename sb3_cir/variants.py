@@ -139,6 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sb3_cir.variants", description=main.__doc__)
     parser.add_argument("--env", default="dm_control/walker-walk-v0", help="the environment to train on")
     env_id = parser.parse_args().env
+    print("NAME (for benchmarks run --methods)  the paper's label\n    RL Zoo's command\n")
     for name, variant in VARIANTS.items():
         print(f"cir:{name}  {variant.label}\n    {shlex.join(zoo_command('cir', env_id, name))}")
     for algo, label in METHODS.items():

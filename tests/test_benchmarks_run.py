@@ -24,7 +24,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from benchmarks import log, run
 from benchmarks.jobs import ROOT, Job, Settings, method
 from benchmarks.recorder import Recorder
-from benchmarks.suites import task
+from benchmarks.suites import suite, task
+from sb3_cir import CIR
+from sb3_cir.baselines.darc import DARC
+from sb3_cir.baselines.par import PAR
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 TINY = ["policy_kwargs:dict(net_arch=[8,8])", "batch_size:8", "learning_starts:20"]
 needs_the_zoo = pytest.mark.skipif(
@@ -74,6 +79,14 @@ def test_variants_are_the_packages(tmp_path):
         method("cir:cqd")
     with pytest.raises(ValueError, match="only CIR"):
         method("sac:cdq")
+    with pytest.raises(ValueError, match=r"--methods foo: the zoo has .*cir, .*tqc"):
+        method("foo")
+
+
+def test_algorithms_of_the_zoo_follow_the_papers_protocol():
+    protocol = "env_wrapper:'sb3_cir.envs.paper_protocol'"
+    assert all(protocol in method(name).params for name in ("sac", "td3", "tqc"))
+    assert method("cir").params == method("simba").params == ()  # our own yaml has it
 
 
 def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
@@ -232,6 +245,26 @@ def check_finished(out, steps=(200, 400)):
         assert not rows.duplicated(["metric", "env_step"]).any()
         assert set(rows.env_step) == set(steps)
         assert not list(file.parent.glob(".checkpoint_*"))
+
+
+@needs_the_zoo
+@pytest.mark.slow
+@pytest.mark.parametrize("name", suite("odrl").methods)
+def test_two_domains(name, tmp_path):
+    """Killed after the first evaluation, too."""
+    each = job(tmp_path, name, budget=0.0003, eval_every=100, task_name="walker2d-gravity-0.5")
+    each.folder.mkdir(parents=True)
+    with open(each.log_file, "a") as output:
+        process = subprocess.Popen(each.command(), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+        wait_for(lambda: each.checkpoint or process.poll() is not None)
+        process.kill()
+        process.wait()
+    assert each.checkpoint, each.log_file.read_text()
+    assert run.train(each) is None, each.log_file.read_text()
+    assert list(pd.read_csv(each.rows_file).env_step.unique()) == [100, 200, 300]
+    (archive,) = each.folder.glob("zoo/*/*/odrl-*.zip")
+    model = {"cir": CIR, "sac": TwoDomainSAC, "darc": DARC, "par": PAR}[name].load(archive, device="cpu")
+    assert model.replay_buffer_class is TwoDomainReplayBuffer
 
 
 @needs_the_zoo

@@ -234,6 +234,10 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path, Walk(), buffer_size=100)
     with pytest.raises(ValueError, match="VecNormalize: this model's environment was wrapped in it and the run's is not"):
         CIR.resume(tmp_path, make_env([(0, 0)], normalize=True))
+    with pytest.raises(ValueError, match=r"actor\.latent_pi\.0\.weight was \(16, 2\) and is \(8, 2\)\.$"):
+        CIR.resume(tmp_path, Walk(), policy_kwargs=dict(net_arch=[8, 8]))
+    with pytest.raises(ValueError, match=r"step_20\.zip is a checkpoint: CIR\.resume"):
+        CIR.load(tmp_path / "step_20.zip")
     with pytest.raises(ValueError, match="is of a CIR, not of a SimBa"):
         SimBa.resume(tmp_path, Walk())
     with pytest.raises(FileNotFoundError, match="no checkpoint that can be read"):

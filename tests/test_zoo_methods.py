@@ -14,7 +14,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir import CIR
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, dmc_id
+from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, HUMANOID_BENCH, HUMANOID_BENCH_WIDER, dmc_id, humanoid_bench_id
 from sb3_cir.variants import METHODS, VARIANTS, arguments, as_zoo_params, main, zoo_command
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
@@ -59,9 +59,11 @@ def test_yaml(algo: str) -> None:
 
 
 def test_yaml_of_other_peoples_algorithm() -> None:
-    """SAC's on dm_control is ours, since RL Zoo has none; all else stays RL Zoo's."""
+    """SAC's on dm_control and HumanoidBench is ours, since RL Zoo has none; all else stays RL Zoo's."""
     ours, theirs = zoo.HYPERPARAMS, Path(rl_zoo3.__file__).parent / "hyperparams"
     assert config("sac", "dm_control/cartpole-balance-v0") == ours / "sac.yml"
+    for task in (*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER):
+        assert config("sac", humanoid_bench_id(task)) == ours / "sac.yml"
     assert config("sac", "Pendulum-v1") == theirs / "sac.yml"
     assert config("sac", "CartPole-v1") == theirs / "sac.yml"
     assert config("tqc", "dm_control/cartpole-balance-v0") == theirs / "tqc.yml"
