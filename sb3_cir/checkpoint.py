@@ -294,6 +294,7 @@ def write(model: Resumable, folder: Path, keep: int, callback: BaseCallback) -> 
     folder = folder.resolve()
     before = model._saved if model._saved is not None and model._saved.folder == folder else None
     path = folder / f"step_{model.num_timesteps}.zip"
+    path.unlink(missing_ok=True)  # damaged, or of a future that the run went back behind
     new: list[Path] = []
     try:
         buffers = {
@@ -308,8 +309,9 @@ def write(model: Resumable, folder: Path, keep: int, callback: BaseCallback) -> 
             opened.writestr("state.pt", state.getbuffer())
         write_whole(path, archive.getbuffer())
     except BaseException:
-        # Once it has its name, it is whole and needs them.
-        if not path.exists():
+        if path.exists():  # with its name it is whole
+            model._saved = Saved(folder, model.num_timesteps, buffers)
+        else:
             for each in new:
                 each.unlink(missing_ok=True)
         raise

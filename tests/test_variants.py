@@ -307,7 +307,9 @@ def test_zoo_reads_what_we_write(name: str) -> None:
 def test_listing() -> None:
     """Names, labels and commands of all; the commands themselves run in ``test_zoo_methods.py``."""
     command = [sys.executable, "-m", "sb3_cir.variants", "--env", "Pendulum-v1"]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    head, _, empty, *lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert head.startswith("NAME")
+    assert empty == ""
     assert len(lines) == 2 * (len(VARIANTS) + len(METHODS))
     assert lines[:2] == [
         "cir:no_tanh  NoTanh",
