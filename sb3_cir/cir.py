@@ -37,7 +37,7 @@ DIAGNOSE_EVERY = 100
 # For compile="auto": rough, on the side of not compiling (see "Speed" in benchmarks/README.md for what was measured).
 FLOPS = 2e11  # of float32 matrix products on a few cores
 SECONDS_PER_UPDATE = 2e-3  # what an update takes beside them
-SHARE_SAVED = 0.1
+SHARE_SAVED = 0.07
 COMPILE_SECONDS = 60
 
 
