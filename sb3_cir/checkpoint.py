@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 NAME = re.compile(r"step_(\d+)\.zip")
-ROWS = re.compile(r"(replay|source|target)_\d+_[0-9a-f]{12}\.npz|\.\S+\.part")  # and one that was left half-written
+ROWS = re.compile(r"\.?(replay|source|target)_\d+_[0-9a-f]{12}\.npz(\.part)?")  # whole or half-written
 TRANSITIONS = "transitions"
 SEGMENT_BYTES = 64 * 2**20  # what one file of transitions has at most, roughly: it passes through memory whole
 
