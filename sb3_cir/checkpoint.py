@@ -194,16 +194,13 @@ class Resumable(OffPolicyAlgorithm):
 
     def _restore(self, stored: Stored) -> None:
         manifest, tensors = stored.manifest, stored.tensors
-        if tensors["variables"].keys() != set(self._get_torch_save_params()[1]):
-            was = "learned" if "log_ent_coef" in tensors["variables"] else "fixed"
-            raise ValueError(f"ent_coef={getattr(self, 'ent_coef', None)!r}: the temperature of the run to resume was {was}.")
+        _check_networks(self, tensors)
         normalizer = self.get_vec_normalize_env()
         if (normalizer is None) != ("normalization" not in tensors):
             wrapped, plain = ("the run's", "this model's") if normalizer is None else ("this model's", "the run's")
             raise ValueError(f"VecNormalize: {wrapped} environment was wrapped in it and {plain} is not.")
         if normalizer is not None:
             _set_statistics(normalizer, tensors["normalization"])
-        _check_shapes(self, tensors)
         buffers = _load_buffers(self, stored)
         _load_parameters(self, tensors)
         for name, value in manifest["counters"].items():
@@ -644,7 +641,10 @@ def _check_class(cls: type, stored: Stored) -> None:
         raise ValueError(f"{stored.path} is of a {stored.manifest['class']}, not of a {cls.__name__}.")
 
 
-def _check_shapes(model: Resumable, tensors: dict[str, Any]) -> None:
+def _check_networks(model: Resumable, tensors: dict[str, Any]) -> None:
+    if tensors["variables"].keys() != set(model._get_torch_save_params()[1]):
+        kind = "learned" if "log_ent_coef" in tensors["variables"] else "fixed"
+        raise ValueError(f"ent_coef={getattr(model, 'ent_coef', None)!r}: the temperature of the run to resume was {kind}.")
     shapes, before = (
         {name: tuple(value.shape) for name, value in parameters.items()}
         for parameters in (model.policy.state_dict(), tensors["parameters"]["policy"])
