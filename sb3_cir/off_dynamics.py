@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
-from sb3_cir.checks import BadDataError, FailedEnvError, watch
+from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
 
 Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
@@ -87,6 +87,10 @@ class TwoDomainReplayBuffer(ReplayBuffer):
     def add(self, *args: Any, **kwargs: Any) -> None:
         """Add a transition of each source environment."""
         self.source.add(*args, **kwargs)
+
+    def parts(self) -> dict[str, ReplayBuffer]:
+        """:return: The two, by name"""
+        return {"source": self.source, "target": self.target}
 
     def size(self) -> int:
         """:return: Steps held of each source environment"""
@@ -217,7 +221,7 @@ class OffDynamicsCallback(BaseCallback):
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
         buffer = self.model.replay_buffer.target
-        with watch(target_env, self.model, buffer, "target domain"):
+        with watch(target_env, self.model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
         self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
@@ -273,7 +277,7 @@ class OffDynamicsCallback(BaseCallback):
         try:
             model._last_obs = self._normalize(self._last_obs)
             actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
-            with watch(self._target_env, model, model.replay_buffer.target, "target domain"):
+            with watch(self._target_env, model, model.replay_buffer.target, domain="target domain"):
                 new_obs, rewards, dones, infos = self._target_env.step(actions)
             model._last_obs, model._vec_normalize_env = self._last_obs, None
             model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]

@@ -21,7 +21,8 @@ from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.checkpoint import Resumable, is_checkpoint
+from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.runs.files import is_checkpoint
 from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
-from sb3_cir.plain import from_plain, to_plain
+from sb3_cir.runs.plain import from_plain, to_plain
 from sb3_cir.policies import CIRPolicy
 
 

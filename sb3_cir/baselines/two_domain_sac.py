@@ -8,12 +8,12 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_cir.archive import PlainArchive
-from sb3_cir.checks import CheckedRollouts
+
+from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 
-class TwoDomainSAC(CheckedRollouts, PlainArchive, SAC):
+class TwoDomainSAC(Resumable, SAC):
     """
     SAC with half of every batch from the source and half from the target: ODRL's SAC baseline.
 
