@@ -23,11 +23,9 @@ from stable_baselines3.common.type_aliases import (
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
-
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
-from sb3_cir.runs.algorithm import Resumable
-
 from sb3_cir.policies import CIRActor, CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_cir.runs.algorithm import Resumable
 
 SelfCIR = TypeVar("SelfCIR", bound="CIR")
 

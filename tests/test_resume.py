@@ -40,7 +40,6 @@ from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checks import FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
-from sb3_cir.runs import files, resumable, rows
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.runs.plain import from_plain, to_plain
 

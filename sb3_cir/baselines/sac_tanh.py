@@ -9,9 +9,8 @@ from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
 from typing_extensions import Self
 
-
-from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.networks import AvgRNorm
+from sb3_cir.runs.algorithm import Resumable
 
 
 class SACTanhPolicy(SACPolicy):

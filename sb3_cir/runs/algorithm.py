@@ -155,7 +155,10 @@ class Resumable(OffPolicyAlgorithm):
         return watch.checked_action(self, super()._sample_action, *args, **kwargs)
 
     def save(
-        self, path: str | pathlib.Path | BufferedIOBase, exclude: Iterable[str] | None = None, include: Iterable[str] | None = None
+        self,
+        path: str | pathlib.Path | BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
     ) -> None:
         """
         Save all the attributes of the object and the model parameters in a zip-file.

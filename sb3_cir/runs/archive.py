@@ -195,7 +195,9 @@ def _check_algorithm(kind: type[Any], policy: Argument | None, attributes: dict[
     if policy is not None and policy.missing is None:
         found = from_plain(policy.value)
         if isinstance(found, type) and not issubclass(found, tuple(kind.policy_aliases.values())):
-            raise ValueError(f"{what} has a {found.__name__}, which is no policy of a {kind.__name__}: it is another algorithm's.")
+            raise ValueError(
+                f"{what} has a {found.__name__}, which is no policy of a {kind.__name__}: it is another algorithm's."
+            )
         return
     sb3s = next(each for each in kind.__mro__ if each.__module__.startswith(("stable_baselines3.", "sb3_contrib.")))
     own = set(arguments.names(kind)) - set(arguments.names(sb3s))
@@ -278,7 +280,9 @@ def _check_counts(value: Any, content: Content) -> None:
             _check_counts(each, content)
     elif isinstance(value, (list, tuple)):
         if len(value) > max(len(content.arrays), 16):
-            raise DamagedError(f"{content.what}: policy_kwargs has a list of {len(value)}, its networks {len(content.arrays)} arrays.")
+            raise DamagedError(
+                f"{content.what}: policy_kwargs has a list of {len(value)}, its networks {len(content.arrays)} arrays."
+            )
         for each in value:
             _check_counts(each, content)
     elif isinstance(value, int) and value > most:
@@ -336,7 +340,9 @@ def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> Non
 class _WithoutMemory(TorchFunctionMode):
     """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return args[0] if func is th.Tensor.to else func(*args, **(kwargs or {}))
 
 
@@ -357,7 +363,9 @@ def _rehearse(model: Any, content: Content) -> None:
     shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
     for name, array in content.arrays.items():
         if name.startswith("policy/") and shapes.get(name) != array.shape:
-            raise DamagedError(f"{content.what}: {short(name)} is {array.shape}, its settings say {shapes.get(name, 'nothing')}.")
+            raise DamagedError(
+                f"{content.what}: {short(name)} is {array.shape}, its settings say {shapes.get(name, 'nothing')}."
+            )
 
 
 def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
@@ -385,7 +393,9 @@ def save_buffer(buffer: ReplayBuffer, path: File) -> None:
     rows.warn_of_losses(buffer)
     parts = rows.parts(buffer)
     arrays = {
-        f"{name}/{key}": column[: rows.filled(part)] for name, part in parts.items() for key, column in rows.columns(part).items()
+        f"{name}/{key}": column[: rows.filled(part)]
+        for name, part in parts.items()
+        for key, column in rows.columns(part).items()
     }
     described = {name: rows.describe(part, []) for name, part in parts.items()}
     manifest = Buffer(format=1, buffers=described, checksum=files.checksum(arrays)).model_dump_json()

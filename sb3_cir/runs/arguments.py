@@ -113,7 +113,10 @@ def warn_of_differences(model: OffPolicyAlgorithm, before: dict[str, Argument]) 
     different = [
         f"{name}: {short(before[name].value)} → {short(argument.value)}"
         for name, argument in ours.items()
-        if name in before and argument.missing is None and before[name].missing is None and argument.value != before[name].value
+        if name in before
+        and argument.missing is None
+        and before[name].missing is None
+        and argument.value != before[name].value
     ]
     if different:
         warnings.warn(f"The run goes on with other settings than it was begun with ({'; '.join(different)}).", stacklevel=3)

@@ -58,7 +58,11 @@ def columns(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     found = {}
     for name, value in vars(buffer).items():
         for key, array in value.items() if isinstance(value, dict) else [(None, value)]:
-            if isinstance(array, np.ndarray) and array.shape[:2] == (buffer.buffer_size, buffer.n_envs) and array.dtype != object:
+            if (
+                isinstance(array, np.ndarray)
+                and array.shape[:2] == (buffer.buffer_size, buffer.n_envs)
+                and array.dtype != object
+            ):
                 found[name if key is None else f"{name}/{key}"] = array
     return found
 

@@ -108,7 +108,9 @@ def take_statistics(normalizer: VecNormalize) -> dict[str, np.ndarray]:
     """
     arrays = {"normalization/returns": normalizer.returns}
     for name, each in _statistics(normalizer).items():
-        arrays |= {f"normalization/{name}/{key}": np.asarray(getattr(each, key), np.float64) for key in ("mean", "var", "count")}
+        arrays |= {
+            f"normalization/{name}/{key}": np.asarray(getattr(each, key), np.float64) for key in ("mean", "var", "count")
+        }
     return arrays
 
 
@@ -393,7 +395,9 @@ def _put_result(callback: BaseCallback, name: str, value: Any) -> None:
         value = np.array(value, ours.dtype)
     elif isinstance(ours, tuple) and isinstance(value, list):
         value = tuple(value)
-    kinds = [next((kind for kind in (dict, list, tuple, np.ndarray) if isinstance(each, kind)), None) for each in (ours, value)]
+    kinds = [
+        next((kind for kind in (dict, list, tuple, np.ndarray) if isinstance(each, kind)), None) for each in (ours, value)
+    ]
     if not _is_result(value) or (ours is not None and kinds[0] is not kinds[1]):
         raise DamagedError(f"{type(callback).__name__}.{name} cannot be {short(value)}.")
     setattr(callback, name, value)
