@@ -1,6 +1,7 @@
 """What an update is made of: one step of an optimiser, parameters held still meanwhile, and losses that may be compiled."""
 
 import contextlib
+import getpass
 import os
 import sys
 import sysconfig
@@ -183,15 +184,25 @@ def _warn(message: str) -> None:
 def _temporary_folder_without_space() -> Iterator[None]:
     """
     torch hands the C++ compiler paths without quotes, so a folder for temporary files with a space in its name is none for it.
-    Meanwhile it is /tmp. (Compiled code goes there too then, unless TORCHINDUCTOR_CACHE_DIR names a folder.)
+    Meanwhile it is /tmp, here and in the processes that torch starts to compile. Compiled code goes there too, and stays,
+    unless the user has set TORCHINDUCTOR_CACHE_DIR.
     """
-    before = tempfile.tempdir
-    if " " in tempfile.gettempdir() and Path("/tmp").is_dir():
-        tempfile.tempdir = "/tmp"
+    folder = tempfile.gettempdir()
+    if " " not in folder or not Path("/tmp").is_dir():
+        yield
+        return
+    # torch may have set this one already, from the folder with the space.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", folder).startswith(folder):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"/tmp/torchinductor_{getpass.getuser()}"
+    before, name = tempfile.tempdir, os.environ.get("TMPDIR")
+    tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
     try:
         yield
     finally:
         tempfile.tempdir = before
+        os.environ.pop("TMPDIR")
+        if name is not None:
+            os.environ["TMPDIR"] = name
 
 
 def _advice() -> str:

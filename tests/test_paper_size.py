@@ -29,9 +29,7 @@ class Critic(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.input, self.head = nn.Linear(OBSERVATION + ACTION, WIDTH), nn.Linear(WIDTH, 1)
-        self.down, self.up_hidden, self.up_out = (
-            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(3)
-        )
+        self.down, self.up_hidden, self.up_out = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(3))
 
     def forward(self, x: th.Tensor, norm: nn.LayerNorm) -> th.Tensor:
         x = norm(self.input(x))

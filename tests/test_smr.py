@@ -89,7 +89,16 @@ def test_arguments_stand_where_sacs_do(model_class: type[SMR]) -> None:
         kind("MlpPolicy", "Pendulum-v1", *positional, policy_kwargs=dict(net_arch=[8]), device="cpu")
         for kind in (SAC, model_class)
     ]
-    for name in ("learning_rate", "buffer_size", "learning_starts", "batch_size", "tau", "gamma", "train_freq", "gradient_steps"):
+    for name in (
+        "learning_rate",
+        "buffer_size",
+        "learning_starts",
+        "batch_size",
+        "tau",
+        "gamma",
+        "train_freq",
+        "gradient_steps",
+    ):
         assert getattr(models[0], name) == getattr(models[1], name), name
 
 
@@ -100,7 +109,9 @@ def test_policies_for_images_and_dicts(model_class: type[SMR], env_id: str) -> N
     from test_spaces import BOX, Anything
 
     images = spaces.Box(0, 255, (3, 36, 36), dtype=np.uint8)
-    space, policy = (images, "CnnPolicy") if env_id == "images" else (spaces.Dict(a=BOX, b=spaces.Discrete(3)), "MultiInputPolicy")
+    space, policy = (
+        (images, "CnnPolicy") if env_id == "images" else (spaces.Dict(a=BOX, b=spaces.Discrete(3)), "MultiInputPolicy")
+    )
     net_arch = dict(pi=[8], qf=[8, 8])
     model = model_class(
         policy, Anything(space), learning_starts=20, batch_size=8, buffer_size=100, policy_kwargs=dict(net_arch=net_arch)

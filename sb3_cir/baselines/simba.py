@@ -99,7 +99,7 @@ def _flatten(observations: TensorOrDict) -> th.Tensor:
     """Observations as rows, ``(batch, size)``."""
     if isinstance(observations, dict):
         return th.cat([_flatten(entry) for entry in observations.values()], dim=1)
-    return observations.reshape(len(observations), -1)
+    return observations.reshape(observations.shape[0], -1)
 
 
 def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
