@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.suites import Task
+from sb3_cir import methods
+from sb3_cir.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
@@ -42,19 +43,22 @@ def method(name: str) -> Method:
         known.
     """
     algo, _, variant = name.partition(":")
-    ours, zoos = _algorithms(ROOT / "hyperparams"), _algorithms(_zoo() / "hyperparams")
-    if algo not in ours | zoos:
-        raise ValueError(f"--methods {name}: the zoo has {', '.join(sorted(ours | zoos))}.")
     if variant and algo != "cir":
         raise ValueError(f"--methods {name}: only CIR has variants, as cir:{variant}.")
+    zoos = _algorithms_of_the_zoo()
+    trainable = {key for key, each in methods.METHODS.items() if each.algo}
+    if name not in trainable | zoos:
+        known = sorted({key for key in trainable if (":" in key) == bool(variant)} | (set() if variant else zoos))
+        raise ValueError(f"--methods {name}: {methods.did_you_mean(name, known)}")
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
     protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo in zoos else ()
-    return Method(name, (*protocol, *(_variant_params(variant) if variant else ())))
+    own = methods.arguments(name) if variant else {}
+    return Method(name, (*protocol, *(f"{argument}:{value!r}" for argument, value in own.items())))
 
 
-def _algorithms(hyperparams: Path) -> set[str]:
-    """The zoo's algorithms, without a costly import: each has a file of its name (and HER one, which is none)."""
-    return {path.stem for path in hyperparams.glob("*.yml")} - {"her"}
+def _algorithms_of_the_zoo() -> set[str]:
+    """Without a costly import: each has a file of its name (and HER one, which is none)."""
+    return {path.stem for path in (_zoo() / "hyperparams").glob("*.yml")} - {"her"}
 
 
 def _zoo() -> Path:
@@ -62,14 +66,6 @@ def _zoo() -> Path:
     if spec is None or spec.origin is None:
         raise ValueError("RL Zoo is not installed: pip install rl-zoo3.")
     return Path(spec.origin).parent
-
-
-def _variant_params(name: str) -> list[str]:
-    try:
-        from sb3_cir import variants
-    except ImportError as error:
-        raise ValueError(f"Variant {name!r}: this sb3_cir has no variants ({error}).") from error
-    return [f"{argument}:{value!r}" for argument, value in variants.arguments(name).items()]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from rliable import library, metrics
 from scipy.stats import trim_mean
 
 from benchmarks import log
-from benchmarks.suites import Suite, Task, label, method_of_heading, published
+from benchmarks.suites import Suite, published
+from sb3_cir.methods import label, of_heading
+from sb3_cir.tasks import Task
 
 MEASURED, LOG, PAPER = "measured", "log", "paper"
 
@@ -150,7 +152,7 @@ def paper_numbers(suite: Suite) -> pd.DataFrame:
     """
     table = pd.DataFrame(published(suite.published) if suite.published else [], columns=["row", "column", "mean", "std"])
     table[["mean", "std"]] = table[["mean", "std"]].apply(pd.to_numeric)
-    table["method"] = table.pop("column").map(method_of_heading)
+    table["method"] = table.pop("column").map(of_heading)
     if suite.name == "odrl":  # the one table with plain returns of tasks that have a normalised one
         tasks = {task.name: task for task in suite.tasks}
         table["mean"] = [tasks[row].score(mean) for row, mean in zip(table.row, table["mean"], strict=True)]

@@ -5,7 +5,9 @@ import pandas as pd
 
 from benchmarks import log
 from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, paper_numbers, with_interval
-from benchmarks.suites import AGGREGATES, Suite, Task, label
+from benchmarks.suites import AGGREGATES, Suite
+from sb3_cir.methods import label
+from sb3_cir.tasks import Task
 
 PAPER_SUFFIX = " (paper)"
 

@@ -15,25 +15,13 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
-from sb3_cir.baselines.darc import DARC
-from sb3_cir.baselines.par import PAR
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir import methods
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import Resumable, is_checkpoint
-from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
-ALGOS: dict[str, type[BaseAlgorithm]] = {
-    "cir": CIR,
-    "sac_tanh": SACTanh,
-    "sac_tanh_norm": SACTanhNorm,
-    "simba": SimBa,
-    "simba_smr": SimBaSMR,
-}
-OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
-ALGOS |= OFF_DYNAMICS
+ALGOS: dict[str, type[BaseAlgorithm]] = {name: methods.algorithm(name) for name in methods.ours()}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -62,10 +50,19 @@ def _add_algorithms(utils: ModuleType) -> None:
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    for algo in ("simba", "simba_smr"):
-        samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
-    for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
-        samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
+    samplers["simba"], converters["simba"] = sample_simba_params, convert_simba_params
+    for algo in ALGOS:
+        like = methods.METHODS[algo].search_space
+        samplers[algo], converters[algo] = samplers[like], converters[like]
+
+
+def yaml_of(algo: str) -> Path:
+    """
+    :param algo: RL Zoo's name of an algorithm
+    :return: Where our yaml for it is, if there is one: some share a sibling's
+    """
+    sibling = methods.METHODS[algo].hyperparams if algo in methods.METHODS else ""
+    return HYPERPARAMS / f"{sibling or algo}.yml"
 
 
 Method = Callable[..., Any]
@@ -81,7 +78,7 @@ def _with_our_yaml(init: Method) -> Method:
 
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
+        ours, theirs = yaml_of(arguments["algo"]), zoo_folder / "hyperparams" / f"{arguments['algo']}.yml"
         env_id = arguments["env_id"]
         is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:

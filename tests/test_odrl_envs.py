@@ -13,7 +13,7 @@ import pytest
 
 import sb3_cir
 from sb3_cir.envs.odrl import normalized_score
-from sb3_cir.envs.tasks import ODRL, ODRL_REFERENCE_SCORES
+from sb3_cir.tasks import of_group
 
 pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
 
@@ -73,7 +73,7 @@ def test_all_tasks_are_registered() -> None:
     for shift in ("kinematic-anklejnt", "kinematic-hipjnt", "morph-alllegs", "morph-halflegs"):
         expected |= {f"odrl/ant-{shift}-{level}-v0" for level in ("easy", "medium", "hard")}
     assert set(TASKS) == expected
-    assert {f"odrl/{task}-v0" for task in ODRL} <= expected
+    assert {task.env_id for task in of_group("odrl")} <= expected
 
 
 @pytest.mark.parametrize("env_id", TASKS)
@@ -148,7 +148,7 @@ def test_reference_scores_are_the_papers() -> None:
     assert {
         task: (scores["Reference random policy score"], scores["Reference expert policy score"])
         for task, scores in table.items()
-    } == ODRL_REFERENCE_SCORES
+    } == {task.name: (task.zero, task.one) for task in of_group("odrl")}
 
 
 def test_normalized_score() -> None:

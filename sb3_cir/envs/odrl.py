@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from sb3_cir.envs.tasks import ODRL_REFERENCE_SCORES
+from sb3_cir.tasks import BY_ID, of_group
 
 INSTALL = "odrl tasks need MuJoCo: pip install 'sb3-cir[odrl]'."
 
@@ -183,7 +183,7 @@ def has_reference_score(env_id: str) -> bool:
     :param env_id: Any Gymnasium id
     :return: Whether it is one of the paper's eight tasks, which have reference scores.
     """
-    return _task(env_id) in ODRL_REFERENCE_SCORES
+    return env_id in BY_ID and BY_ID[env_id].two_domains
 
 
 def normalized_score(env_id: str, episode_return: float) -> float:
@@ -196,10 +196,6 @@ def normalized_score(env_id: str, episode_return: float) -> float:
     :raises ValueError: If the paper gives no reference scores for the task.
     """
     if not has_reference_score(env_id):
-        raise ValueError(f"There are no reference scores for {env_id!r}, only for {', '.join(ODRL_REFERENCE_SCORES)}.")
-    random, expert = ODRL_REFERENCE_SCORES[_task(env_id)]
-    return (episode_return - random) / (expert - random) * 100
-
-
-def _task(env_id: str) -> str:
-    return env_id.removeprefix("odrl/").removesuffix("-v0")
+        known = ", ".join(task.name for task in of_group("odrl"))
+        raise ValueError(f"There are no reference scores for {env_id!r}, only for {known}.")
+    return float(BY_ID[env_id].score(episode_return))
