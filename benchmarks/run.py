@@ -269,6 +269,12 @@ def _git(*arguments: str) -> str | None:
     return result.stdout.strip() if result.returncode == 0 else None
 
 
+def git_commit() -> str | None:
+    """:return: This checkout's commit; None where it has changes, or where this is no checkout"""
+    clean = _git("status", "--porcelain", "--untracked-files=no") == ""
+    return _git("rev-parse", "HEAD") if clean else None
+
+
 def processor() -> str:
     """:return: Name of this machine's CPU"""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
