@@ -76,7 +76,7 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
         return None
     columns = min(5, len(tasks))
     rows = math.ceil(len(tasks) / columns)
-    figure = Figure(figsize=(2.5 * columns + 0.5, 2.0 * rows + 1.0), layout="constrained")
+    figure = Figure(figsize=(max(5, 2.5 * columns + 0.5), 2.0 * rows + 0.8), layout="constrained")
     panels = dict(zip(tasks, figure.subplots(rows, columns, squeeze=False).flat, strict=False))
     for unused in figure.axes[len(tasks) :]:
         unused.remove()
@@ -104,9 +104,20 @@ def _mark(x: np.ndarray) -> dict:
     return {"marker": "o", "ms": 3} if len(x) < 4 else {}
 
 
-def _legend(figure: Figure, axes: Axes, columns: int = 8) -> None:
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Above the panels, in as many rows as it takes, with room of its own."""
     lines, names = axes.get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper center", ncols=min(columns, len(names)), fontsize=9)
+    widest = 0.09 * max(map(len, names)) + 0.7  # inches at this size of letters
+    columns = max(1, min(len(names), int(figure.get_figwidth() / widest)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / columns))
+    figure.legend(lines, names, loc="outside upper center", ncols=columns, fontsize=9)
+
+
+def _legend_beside(axes: Axes) -> None:
+    """On the right, the figure as high as it takes."""
+    figure = axes.get_figure()
+    figure.set_figheight(max(figure.get_figheight(), 0.2 * len(axes.get_legend_handles_labels()[1]) + 0.8))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def aggregate_bars(found: list[dict], look: Look) -> Figure | None:
@@ -160,7 +171,7 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
             axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
     axes.set_ylabel("IQM of the score")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
@@ -188,7 +199,7 @@ def performance_profiles(scores: list[Scores], suite: Suite, reps: int, look: Lo
             axes.fill_between(thresholds * scale, *band[""], color=look.colours[each.entry.method], alpha=0.15, lw=0)
     axes.set_xlabel("score τ")
     axes.set_ylabel("share of runs with score > τ")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
@@ -219,7 +230,7 @@ def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite, 
     axes.set_xlim(0, max(hours[each.entry.method] for each in timed) * 1.2)
     axes.set_xlabel("hours a run (wall clock, mean over tasks)")
     axes.set_ylabel("mean score")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
@@ -280,17 +291,14 @@ def parameter_study(scores: list[Scores], suite: Suite, look: Look) -> Figure | 
     groups = list(table.group.unique())
     figure = Figure(figsize=(3.8 * len(groups) + 0.5, 3.2), layout="constrained")
     for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
-        for source in table.entry.map(lambda entry: entry.source).unique():
-            part = table[(table.group == group) & (table.entry.map(lambda entry: entry.source) == source)]
-            x = np.array([names.index(entry.method) for entry in part.entry]) + (0.12 if source != MEASURED else 0)
-            colours = [look.colours[entry.method] for entry in part.entry]
-            axes.errorbar(x, part.value, part["std"], fmt="none", ecolor=colours, capsize=4)
-            axes.scatter(x, part.value, c=colours, marker="o" if source == MEASURED else "s", label=source, zorder=3)
+        for entry, value, std in table.loc[table.group == group, ["entry", "value", "std"]].itertuples(index=False):
+            own = entry.source == MEASURED
+            x = names.index(entry.method) + (0 if own else 0.12)
+            axes.errorbar(x, value, std, fmt="o" if own else "s", capsize=4, color=look.colours[entry.method])
         axes.set_xticks(range(len(names)), suite.methods.values())
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.set_title(group, fontsize=9)
     figure.axes[0].set_ylabel("mean return")
-    _legend(figure, figure.axes[0])
     return figure
 
 

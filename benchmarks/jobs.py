@@ -210,6 +210,25 @@ class Job:
         options = [str(part) for item in arguments.items() for part in item]
         return [sys.executable, "-m", "rl_zoo3.train", *options, "-params", *params]
 
+    def short_command(self, warm_up: int, agent_steps: int, folder: Path, callback: dict[str, Any]) -> list[str]:
+        """
+        :param warm_up: Random steps before the first update
+        :param agent_steps: All steps
+        :param folder: For what the zoo saves
+        :param callback: What runs beside training, in the place of what records a job
+        :return: The zoo's command for a run of the same method with the same settings, without evaluations
+        """
+        command = self.command()
+        start = command.index("-params")
+        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder}
+        for name, value in changed.items():
+            command[command.index(name) + 1] = str(value)
+        callbacks = [callback]
+        if self.task.two_domains:
+            callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
+        params = [word for word in command[start + 1 :] if not word.startswith("callback:")]
+        return [*command[: start + 1], *params, f"learning_starts:{warm_up}", f"callback:{callbacks}"]
+
     def settings_line(self) -> str:
         """What must be the same for a job to be continued: its command, without the machine's part in it."""
         anywhere = replace(self, out=Path(), settings=replace(self.settings, threads=1, device="auto"))
@@ -226,10 +245,8 @@ class Job:
             return
         before, now = json.loads(manifest.read_text())["settings"], self.settings_line()
         if before != now:
-            raise ValueError(
-                f"{self.folder} was made with other settings: take another --out, or remove it.\n"
-                f"  then: {before}\n  now:  {now}"
-            )
+            changed = "\n".join(f"  {line}" for line in _differences(before, now))
+            raise ValueError(f"{self.folder} was made with other settings: take another --out, or remove it.\n{changed}")
 
     def lock(self) -> int:
         """
@@ -242,6 +259,22 @@ class Job:
         descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
+
+
+def _differences(before: str, now: str) -> list[str]:
+    """A line for each setting of two of the zoo's commands that is not the same."""
+    then, after = _settings_of(before), _settings_of(now)
+    names = [name for name in {**then, **after} if then.get(name) != after.get(name)]
+    # The recorder's own follow from others, and say them once more.
+    told = [name for name in names if name != "callback"] or names
+    return [f"{name}: then {then.get(name, 'not given')}, now {after.get(name, 'not given')}" for name in told]
+
+
+def _settings_of(line: str) -> dict[str, str]:
+    words = shlex.split(line)
+    start = words.index("-params") if "-params" in words else len(words)
+    options = words[words.index("rl_zoo3.train") + 1 : start]
+    return dict(zip(options[::2], options[1::2], strict=False)) | dict(word.split(":", 1) for word in words[start + 1 :])
 
 
 def rates(jobs: list[Job]) -> pd.DataFrame:

@@ -145,7 +145,7 @@ _AGGREGATES_NOTE = (
 )
 _PARAMETER_NOTE = (
     "Mean return over tasks and runs at the last evaluation. Bars: the standard deviation over runs, averaged over tasks, as "
-    "in the paper's figure."
+    "in the paper's figure. Squares are from other logs."
 )
 _TASKS_NOTE = "Mean ± standard deviation over runs at the last evaluation; a single run has none."
 _CURVES_NOTE = "Mean over runs; the bands are 95 % bootstrap intervals of the mean, of two runs or more."

@@ -70,13 +70,13 @@ def aggregates_table(found: list[dict]) -> pd.DataFrame:
         if entry["source"] != PAPER:
             size["runs"] = str(entry["runs"])
             size["tasks"] = f"{entry['tasks']} of {entry['of_tasks']}"
-            size["of the paper's simulator steps"] = _percent(*entry["budget"])
+            size["% of the paper's simulator steps"] = _percent(*entry["budget"])
         rows.append({"method": entry["name"], **cells, **size})
     return pd.DataFrame(rows).fillna("")
 
 
 def _percent(low: float, high: float) -> str:
-    return f"{100 * low:.3g} %" if low == high else f"{100 * low:.3g} to {100 * high:.3g} %"
+    return f"{100 * low:.3g}" if low == high else f"{100 * low:.3g} to {100 * high:.3g}"
 
 
 def _with_bounds(number: dict[str, float], digits: int) -> str:
