@@ -83,16 +83,13 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
     for task, axes in panels.items():
         axes.set_title(task.name, fontsize=9)
     for each in scores:
-        steps, curves = each.over_steps()
-        mean, low, high = (
-            bound.reshape(len(each.tasks), -1) for bound in with_interval(lambda x: x.mean(axis=0).ravel(), curves, reps=reps)
-        )
-        for number, task in enumerate(each.tasks):
-            x = steps * task.env_steps / 1000
-            panels[task].plot(x, mean[number], label=each.entry.name, **look.line(each.entry), **_mark(x))
-            if each.runs > 1:
-                colour = look.colours[each.entry.method]
-                panels[task].fill_between(x, low[number], high[number], color=colour, alpha=0.15, lw=0)
+        for task, curve in zip(each.tasks, each.curves, strict=True):
+            x = curve.index.to_numpy() * task.env_steps / 1000
+            runs = curve.to_numpy().T[:, None]
+            mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
+            panels[task].plot(x, mean, label=each.entry.name, **look.line(each.entry), **_mark(x))
+            if len(runs) > 1:
+                panels[task].fill_between(x, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, max(panels.values(), key=lambda axes: len(axes.lines)))
@@ -165,6 +162,8 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
     unit = budgets.pop() / 1000 if len(budgets) == 1 else 100
     for each in scores:
         steps, curves = each.over_steps()
+        if not len(steps):
+            continue
         value, low, high = with_interval(iqm_over_steps, curves, reps=reps)
         axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry), **_mark(steps))
         if each.runs > 1:
@@ -315,6 +314,8 @@ def scaling_curves(scores: list[Scores], suite: Suite, look: Look) -> Figure | N
     if not known:
         return None
     table = tables.scaling(known)
+    if table.empty:
+        return None
     base = min(task.env_steps for task in suite.tasks) / 1000
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

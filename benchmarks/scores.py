@@ -73,7 +73,7 @@ class Scores:
 
     def over_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """
-        Scores from the first step that every task has an evaluation for to the last one.
+        Scores from the first step that every task has an evaluation for to the last one; none, where there is no such step.
 
         :return: Fractions of the paper's steps ``(steps,)``, and scores ``(runs, tasks, steps)``
         """

@@ -223,7 +223,7 @@ def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
     rows = []
     for each in scores:
         steps, curves = each.over_steps()
-        for k in np.linspace(0, steps[-1], points + 1)[1:]:
+        for k in np.linspace(0, steps[-1], points + 1)[1:] if len(steps) else ():
             at = curves[..., np.searchsorted(steps, k + 1e-9) - 1]
             rows.append(dict(entry=each.entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
     return pd.DataFrame(rows)
