@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -73,13 +74,12 @@ def test_the_last_step_is_evaluated(tmp_path, budget, every, steps, interval):
 
 
 def test_variants_are_the_packages(tmp_path):
-    pytest.importorskip("sb3_cir.variants", reason="needs the variants")
     assert "convex_coef:1.0" in job(tmp_path, "cir:cdq").command()
-    with pytest.raises(ValueError, match="cqd"):
+    with pytest.raises(ValueError, match="--methods cir:cqd: did you mean 'cir:cdq'"):
         method("cir:cqd")
     with pytest.raises(ValueError, match="only CIR"):
         method("sac:cdq")
-    with pytest.raises(ValueError, match=r"--methods foo: the zoo has .*cir, .*tqc"):
+    with pytest.raises(ValueError, match=r"--methods foo: it must be one of .*cir, .*tqc"):
         method("foo")
 
 
@@ -122,8 +122,6 @@ def finished_rows(each, seconds=7200.0):
 
 def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, capsys):
     given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "3", "--list")
-    assert run.main(given) == 0
-    assert "not known" in capsys.readouterr().out
     finished_rows(run.grid(given)[0])
     before = sorted(tmp_path.rglob("*"))
     assert run.main(given) == 0
@@ -133,13 +131,38 @@ def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, ca
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@needs_the_zoo
+def test_list_measures_a_method_that_has_no_log_yet(tmp_path, capsys):
+    given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "2", "--list", "--params", *TINY)
+    assert run.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "cir has no log here yet: measuring 30 updates on dog-run" in shown
+    assert "2,000,000" in shown
+    assert "hours of jobs left" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_says_where_nothing_could_be_measured(tmp_path, capsys):
+    given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--list", "--params", "batch_size:-1")
+    assert run.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "cir could not be trained on dog-run" in shown
+    assert "Hours are not known" in shown
+
+
 def test_a_folder_with_other_settings_is_refused(tmp_path):
     first = job(tmp_path)
     finished_rows(first)
     run.write_manifest(first, first.command())
     first.check_settings()
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="other settings") as refused:
         job(tmp_path, budget=0.0016).check_settings()
+    # What differs, and no commands.
+    assert str(refused.value).splitlines()[1:] == ["  --n-timesteps: then 200, now 400", "  buffer_size: then 200, now 400"]
+    changed = replace(job(tmp_path), settings=Settings(0.0008, 200, (*TINY[:1], "batch_size:4", "tau:0.1")))
+    with pytest.raises(ValueError, match="batch_size: then 8, now 4") as refused:
+        changed.check_settings()
+    assert "tau: then not given, now 0.1" in str(refused.value)
     manifest = json.loads((first.folder / "manifest.json").read_text())
     start = manifest["starts"][0]
     assert shlex.split(start["command"]) == first.command()

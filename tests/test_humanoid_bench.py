@@ -16,31 +16,31 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 import sb3_cir.envs
 from sb3_cir import CIR
 from sb3_cir.envs.humanoid_bench import INSTALL, drop_unknown_fields
-from sb3_cir.envs.tasks import HUMANOID_BENCH, HUMANOID_BENCH_WIDER, humanoid_bench_id, normalized_return
+from sb3_cir.tasks import TASKS, of_group
 from sb3_cir.zoo import HYPERPARAMS
 
 # Size of the observation: the paper's table of tasks, and for the six of its Table 1 what the environments have.
 OBSERVATIONS = {
-    "h1-balance_hard": 77,
-    "h1-balance_simple": 64,
-    "h1-crawl": 51,
-    "h1-hurdle": 51,
-    "h1-maze": 51,
-    "h1-pole": 51,
-    "h1-reach": 57,
-    "h1-run": 51,
-    "h1-sit_hard": 64,
-    "h1-sit_simple": 51,
-    "h1-slide": 51,
-    "h1-stair": 51,
-    "h1-stand": 51,
-    "h1-walk": 51,
-    "h1-door": 55,
-    "h1-highbar_simple": 51,
-    "h1hand-reach": 157,
-    "h1hand-run": 151,
-    "h1hand-sit_hard": 164,
-    "h1hand-sit_simple": 151,
+    "h1-balance_hard-v0": 77,
+    "h1-balance_simple-v0": 64,
+    "h1-crawl-v0": 51,
+    "h1-hurdle-v0": 51,
+    "h1-maze-v0": 51,
+    "h1-pole-v0": 51,
+    "h1-reach-v0": 57,
+    "h1-run-v0": 51,
+    "h1-sit_hard-v0": 64,
+    "h1-sit_simple-v0": 51,
+    "h1-slide-v0": 51,
+    "h1-stair-v0": 51,
+    "h1-stand-v0": 51,
+    "h1-walk-v0": 51,
+    "h1-door-v0": 55,
+    "h1-highbar_simple-v0": 51,
+    "h1hand-reach-v0": 157,
+    "h1hand-run-v0": 151,
+    "h1hand-sit_hard-v0": 164,
+    "h1hand-sit_simple-v0": 151,
 }
 SMALL = dict(learning_starts=20, batch_size=16, policy_kwargs=dict(net_arch=dict(pi=[16, 16], qf=[16, 16])))
 
@@ -69,29 +69,27 @@ def run_python(code: str, *, status: int = 0, **env: str) -> str:
 
 
 def test_all_twenty_ids_are_known_before_any_simulator_is_imported():
-    assert set(OBSERVATIONS) == {*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER}
+    assert set(OBSERVATIONS) == {task.name for task in of_group("humanoid_bench", "humanoid_bench_wider")}
     run_python(f"""
         import sys
         import gymnasium as gym
         import sb3_cir
-        assert all(f"{{task}}-v0" in gym.registry for task in {sorted(OBSERVATIONS)})
+        assert all(task in gym.registry for task in {sorted(OBSERVATIONS)})
         assert not {{"humanoid_bench", "jax", "flax", "mujoco", "dm_control"}} & set(sys.modules)
     """)
 
 
 def test_normalized_return_is_the_share_of_the_success_score_in_thousandths():
-    assert normalized_return("h1-reach", 6000) == 500
-    assert normalized_return("h1-stand", 800) == 1000
-    with pytest.raises(KeyError):
-        normalized_return("walker-walk", 1)
+    assert TASKS["h1-reach-v0"].score(6000) == 500
+    assert TASKS["h1-stand-v0"].score(800) == 1000
 
 
 def test_hyperparameters_are_the_papers():
     params = yaml.safe_load((HYPERPARAMS / "cir.yml").read_text())
     short_sighted = ["balance_hard", "hurdle", "pole", "run", "walk", "reach", "sit_simple", "sit_hard", "crawl"]
     for task in OBSERVATIONS:
-        of_task = params[humanoid_bench_id(task)]
-        assert of_task["gamma"] == (0.95 if task in [f"h1-{name}" for name in short_sighted] else 0.99), task
+        of_task = params[task]
+        assert of_task["gamma"] == (0.95 if task in [f"h1-{name}-v0" for name in short_sighted] else 0.99), task
         assert of_task["convex_coef"] == 1.0
         assert float(of_task["n_timesteps"]) == 1e6
         assert of_task["learning_starts"] == 2500
@@ -208,11 +206,11 @@ def test_a_backend_that_mujoco_cannot_import_is_told_from_a_missing_package():
 @needs_humanoid_bench
 @pytest.mark.parametrize("task", sorted(OBSERVATIONS))
 def test_sizes_scores_and_protocol(task):
-    env = sb3_cir.envs.make(humanoid_bench_id(task), seed=0)
+    env = sb3_cir.envs.make(task, seed=0)
     assert env.observation_space.shape == (OBSERVATIONS[task],)
     assert env.action_space.shape == (61 if task.startswith("h1hand") else 19,)
     assert env.observation_space.dtype == np.float32
-    assert env.unwrapped.task.unwrapped.success_bar == {**HUMANOID_BENCH, **HUMANOID_BENCH_WIDER}[task]
+    assert env.unwrapped.task.unwrapped.success_bar == TASKS[task].one
     assert env.unwrapped.task.unwrapped.max_episode_steps == env.spec.max_episode_steps == 1000
     observation, _ = env.reset()
     start = env.unwrapped.data.time
@@ -227,7 +225,7 @@ def test_sizes_scores_and_protocol(task):
 @pytest.mark.slow
 @pytest.mark.parametrize("task", sorted(OBSERVATIONS))
 def test_steps_and_trains(task):
-    env = sb3_cir.envs.make(humanoid_bench_id(task), seed=0)
+    env = sb3_cir.envs.make(task, seed=0)
     env.reset()
     for _ in range(200):
         observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
@@ -261,9 +259,9 @@ def test_falls_are_terminal_and_the_time_limit_is_not():
 
 
 @needs_humanoid_bench
-@pytest.mark.parametrize("task", ["h1-reach", "h1-sit_hard"])
+@pytest.mark.parametrize("task", ["h1-reach-v0", "h1-sit_hard-v0"])
 def test_a_reset_repeats_with_its_seed_and_leaves_numpys_generator_alone(task):
-    one, two = (sb3_cir.envs.make(humanoid_bench_id(task)) for _ in range(2))
+    one, two = (sb3_cir.envs.make(task) for _ in range(2))
     np.random.seed(0)
     expected = np.random.random()
     np.random.seed(0)

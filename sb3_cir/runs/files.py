@@ -73,9 +73,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def flush(folder: Path) -> None:
-    """
-    :param folder: A folder whose names are to be on the disk
-    """
+    """:param folder: A folder whose names are to be on the disk"""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,9 +1,9 @@
 """
 The rows of replay buffers, to files and back.
 
-A buffer is cut into blocks of consecutive rows, at the same places each time. A checkpoint writes the blocks that are not as the
-checkpoint before has them, and names the older files of the others. So it makes no difference how rows have changed: added by
-the run or by hand, overwritten by the ring, or relabelled where they are.
+A buffer is cut into blocks of consecutive rows, at the same places each time. A checkpoint writes the blocks that are not as
+the checkpoint before has them, and names the older files of the others. So it makes no difference how rows have changed: added
+by the run or by hand, overwritten by the ring, or relabelled where they are.
 
 Which arrays of a buffer are rows is seen from their shape, so that any ``ReplayBuffer`` will do. Three attributes of its class
 say what cannot be seen: ``volatile`` names columns that change all the time, such as priorities, which no block holds and each
@@ -76,9 +76,7 @@ def values(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def warn_of_losses(buffer: ReplayBuffer) -> None:
-    """
-    :param buffer: A replay buffer, or one that consists of several, with state that no file holds. A warning names it.
-    """
+    """:param buffer: A replay buffer, or one that consists of several, with state that no file holds. A warning names it."""
     for part in parts(buffer).values():
         lost = [name for name, value in _others(part) if not _is_plain(value)]
         if getattr(part, "copy_info_dict", False):

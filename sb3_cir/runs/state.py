@@ -30,7 +30,8 @@ Arrays = Mapping[str, np.ndarray]
 
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
-# Results and counts of SB3's callbacks that go on, beside the number of calls. What else they have is a limit, a path or a switch.
+# Results and counts of SB3's callbacks that go on, beside the number of calls. What else they have is a limit, a path or a
+# switch.
 CALLBACKS: dict[type[BaseCallback], tuple[str, ...]] = {
     sb3.EvalCallback: (
         *("best_mean_reward", "last_mean_reward", "evaluations_timesteps", "evaluations_results"),
