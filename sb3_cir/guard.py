@@ -11,8 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
-from sb3_cir.checks import first_non_finite
-from sb3_cir.cir import CIR
+from sb3_cir.runs.watch import first_non_finite
 
 
 class NonFiniteGuard(BaseCallback):
@@ -55,8 +54,9 @@ class NonFiniteGuard(BaseCallback):
             self._check(self._bad_loss())
 
     def _bad_loss(self) -> tuple[str, float] | None:
-        if isinstance(self.model, CIR):
-            self.model.record_scalars()  # on a GPU they wait for the log
+        record_scalars = getattr(self.model, "record_scalars", None)
+        if record_scalars is not None:
+            record_scalars()  # an algorithm may keep its losses back until the log is written, as CIR does on a GPU
         for name, value in self.logger.name_to_value.items():
             if name.startswith("train/") and isinstance(value, (float, np.floating)) and not math.isfinite(value):
                 return name, float(value)

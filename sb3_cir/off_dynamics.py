@@ -29,8 +29,8 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
-from sb3_cir.checks import BadDataError, FailedEnvError, watch
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
+from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 
 Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
 
@@ -217,7 +217,7 @@ class OffDynamicsCallback(BaseCallback):
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
         buffer = self.model.replay_buffer.target
-        with watch(target_env, self.model, buffer, "target domain"):
+        with watch(target_env, self.model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
         self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
@@ -273,7 +273,7 @@ class OffDynamicsCallback(BaseCallback):
         try:
             model._last_obs = self._normalize(self._last_obs)
             actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
-            with watch(self._target_env, model, model.replay_buffer.target, "target domain"):
+            with watch(self._target_env, model, model.replay_buffer.target, domain="target domain"):
                 new_obs, rewards, dones, infos = self._target_env.step(actions)
             model._last_obs, model._vec_normalize_env = self._last_obs, None
             model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The callback that ends a run with NaN or inf in it."""
 
+import math
 import re
 import subprocess
 import sys
@@ -75,6 +76,23 @@ def test_loss_that_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(CIR, "train", train_alone)
     with pytest.raises(ValueError, match=r"nan in train/\w+ and nan in \S+ at step 30: .*non_finite_30_steps\.zip"):
         small("Pendulum-v1").learn(60, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard(tmp_path)])
+
+
+class KeepsBack(SAC):
+    """An algorithm of one's own that hands its losses to the logger when asked."""
+
+    loss = 0.0
+
+    def record_scalars(self) -> None:
+        self.logger.record("train/loss", self.loss)
+
+
+def test_loss_that_another_algorithm_keeps_back(tmp_path: Path) -> None:
+    model = small("Pendulum-v1", model_class=KeepsBack)
+    assert model.learn(30, callback=NonFiniteGuard(tmp_path)).num_timesteps == 30
+    model.loss = math.nan
+    with pytest.raises(ValueError, match=r"^nan in train/loss at step "):
+        model.learn(30, callback=NonFiniteGuard(tmp_path))
 
 
 def test_at_the_end(tmp_path: Path) -> None:
