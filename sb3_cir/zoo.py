@@ -157,19 +157,19 @@ def _with_our_yaml(init: Method) -> Method:
 
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        ours, theirs = yaml_of(arguments["algo"]), zoo_folder / "hyperparams" / f"{arguments['algo']}.yml"
-        env_id = arguments["env_id"]
-        is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        algo, env_id = arguments["algo"], arguments["env_id"]
+        ours, theirs = yaml_of(algo), zoo_folder / "hyperparams" / f"{algo}.yml"
+        is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:
             if algo in ALGOS and methods.METHODS[algo].two_domains and not env_id.startswith("odrl/"):
                 raise ValueError(
-                    f"--algo {arguments['algo']} learns from two domains, which its settings know for odrl/ ids alone, not "
+                    f"--algo {algo} learns from two domains, which its settings know for odrl/ ids alone, not "
                     f"for {env_id}. For other domains name a yaml of your own by -conf, whose callback has a target: "
                     "{sb3_cir.off_dynamics.OffDynamicsCallback: {target: <id>}}"
                 )
             arguments["config"] = str(ours)
         if arguments.get("save_freq", -1) > 0 or is_checkpoint(Path(arguments.get("trained_agent", ""))):
-            _make_resumable(arguments["algo"])
+            _make_resumable(algo)
         init(**arguments)
 
     return amended

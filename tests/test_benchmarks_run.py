@@ -301,10 +301,10 @@ def test_killed_workers_and_drivers_lose_no_row(tmp_path):
     worker = next((worker for worker in training(folder).values()), None)
     assert worker is not None, "the job ended before it could be killed"
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: not training(folder), 20)
+    wait_for(lambda: not training(folder))
     wait_for(lambda: len(list(tmp_path.rglob("rows.csv"))) == 2 or driver.poll() is not None)
     driver.kill()
-    wait_for(lambda: not training(tmp_path), 20)
+    wait_for(lambda: not training(tmp_path))
 
     again = start(tmp_path)
     shown = again.communicate()[0]

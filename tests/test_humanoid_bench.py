@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
@@ -135,6 +136,44 @@ def with_stand_in(stand_in, code: str) -> str:
     return run_python(code, PYTHONPATH=os.pathsep.join([str(stand_in), *sys.path]))
 
 
+# Its environment likewise: ``terminated`` is what NumPy makes of a comparison.
+STAND_IN_ENV = """
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+class HumanoidEnv(gym.Env):
+    metadata = {"render_modes": ["human", "rgb_array", "depth_array"], "render_fps": 50}
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self, robot, control, task, render_mode):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.reset_model(), {}
+
+    def reset_model(self):
+        return np.zeros(3)
+
+    def step(self, action):
+        return np.zeros(3), 1.0, np.zeros(3)[2] < -1, False, {}
+"""
+
+
+def test_what_step_returns_is_what_gymnasium_asks_for(stand_in):
+    (stand_in / "humanoid_bench" / "env.py").write_text(STAND_IN_ENV)
+    with_stand_in(
+        stand_in,
+        """
+        from stable_baselines3.common.env_checker import check_env
+        import sb3_cir.envs
+        check_env(sb3_cir.envs.make("h1-walk-v0"))
+        """,
+    )
+
+
 @pytest.mark.parametrize("order", ["import humanoid_bench, sb3_cir", "import sb3_cir, humanoid_bench"])
 def test_either_order_of_imports_repairs_without_a_warning_and_leaves_the_other_ids(stand_in, order):
     pytest.importorskip("mujoco")
@@ -226,6 +265,7 @@ def test_sizes_scores_and_protocol(task):
 @pytest.mark.parametrize("task", sorted(OBSERVATIONS))
 def test_steps_and_trains(task):
     env = sb3_cir.envs.make(task, seed=0)
+    check_env(env)
     env.reset()
     for _ in range(200):
         observation, _, terminated, truncated, _ = env.step(env.action_space.sample())

@@ -1,10 +1,11 @@
 """HumanoidBench's tasks on today's MuJoCo and Gymnasium; HumanoidBench is imported when one is made and not before."""
 
-import os
 import sys
 from typing import Any
 
 import gymnasium as gym
+
+from sb3_cir.envs.rendering import no_renderer
 
 # The newest commit when this was written. Only an editable install has the models: upstream's setup.py leaves them, and
 # the packages without an __init__.py, out of a wheel.
@@ -38,15 +39,6 @@ def load(robot: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
         raise ImportError(f"{INSTALL} ({error})") from error
     repair_imported()
     return HumanoidEnv(robot=robot, control="pos", task=task, **kwargs)
-
-
-def no_renderer() -> str:
-    """:return: What to do where no renderer can be opened"""
-    return (
-        f"MuJoCo can open no renderer (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'not set')}): on a machine without a screen "
-        "set MUJOCO_GL=egl (Debian packages libegl1 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) before Python "
-        "starts, and draw with render_mode='rgb_array'; training needs no renderer (MUJOCO_GL=disabled)."
-    )
 
 
 def repair_imported() -> None:
