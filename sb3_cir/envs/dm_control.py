@@ -5,7 +5,7 @@ from typing import Any
 
 import gymnasium as gym
 
-INSTALL = "dm_control tasks need dm_control and shimmy: pip install 'sb3-cir[dm-control]'."
+from sb3_cir.extras import install_hint
 
 
 def load(domain: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -28,7 +28,7 @@ def load(domain: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
             from dm_control import suite
             from shimmy.dm_control_compatibility import DmControlCompatibilityV0
     except ImportError as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        raise ImportError(f"dm_control tasks need the extra dmc: {install_hint('dmc')}. ({error})") from error
     env: gym.Env[Any, Any] = DmControlCompatibilityV0(suite.load(domain, task, **suite_kwargs), **kwargs)
     # shimmy has milliseconds per step here; a video made with that runs at a tenth of real time or slower.
     env.metadata = {**env.metadata, "render_fps": round(1 / env.get_wrapper_attr("dt"))}
