@@ -23,7 +23,7 @@ def test_rows_say_where_they_come_from(results: Path) -> None:
         assert set(row) == set(COLUMNS)
         assert row["seed"] == "3"
         assert -2000 < float(row["return"]) < 0
-        assert 1.5 <= float(row["processor_seconds"])
+        assert float(row["processor_seconds"]) >= 1.5
         assert "thread" in row["processor"]
 
 
