@@ -1,4 +1,4 @@
-"""``python -m benchmarks run | report | theory | speed | reliability | preset``: what CIR's benchmarks train, measure and show."""
+"""``python -m benchmarks run | report | ...``: what CIR's benchmarks train, measure and show."""
 
 import argparse
 import importlib

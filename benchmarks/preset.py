@@ -166,9 +166,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: Gets this command's arguments"""
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), metavar="ID", help=f"default: {' '.join(TASKS)}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument(
-        "--minutes", type=float, default=5, help="of training for each run, by the processor's clock (default: 5)"
-    )
+    parser.add_argument("--minutes", type=float, default=5, help="of training, by the processor's clock (default: 5)")
     parser.add_argument("--evaluations", type=int, default=10, help="for each run (default: 10)")
     parser.add_argument("--episodes", type=int, default=5, help="for each evaluation (default: 5)")
     parser.add_argument("--out", type=Path, default=DEFAULT, help=f"the CSV file that rows are added to (default: {DEFAULT})")

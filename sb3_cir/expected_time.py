@@ -66,8 +66,8 @@ class ExpectedTime(BaseCallback):
 
 def with_expected_time(model: OffPolicyAlgorithm, callback: MaybeCallback) -> MaybeCallback:
     """
-    What ``learn()`` does with its callback before it is set up: where ``verbose`` is 1 or more, :class:`ExpectedTime` is added.
-    A run that ends before learning starts gets a warning, since it would end without a word and without an update.
+    What ``learn()`` does with its callback before it is set up: where ``verbose`` is 1 or more, :class:`ExpectedTime` is
+    added. A run that ends before learning starts gets a warning, since it would end without a word and without an update.
 
     :param model: A model whose ``_total_timesteps`` is set, as it is when ``_init_callback`` is called
     :param callback: The callback that ``learn()`` was given
@@ -75,8 +75,8 @@ def with_expected_time(model: OffPolicyAlgorithm, callback: MaybeCallback) -> Ma
     """
     if model._total_timesteps <= model.learning_starts:
         warnings.warn(
-            f"No update will be made: this run ends at step {model._total_timesteps:,}, and the first {model.learning_starts:,} "
-            f"steps are random actions (learning_starts={model.learning_starts}).",
+            f"No update will be made: this run ends at step {model._total_timesteps:,}, and the first "
+            f"{model.learning_starts:,} steps are random actions (learning_starts={model.learning_starts}).",
             stacklevel=4,
         )
     if model.verbose < 1:
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
     if seconds < 59.5:
         return f"{max(1, round(seconds))} s"
     if minutes < 10:
-        return f"{int(round(seconds)) // 60} min {int(round(seconds)) % 60} s"
+        return f"{round(seconds) // 60} min {round(seconds) % 60} s"
     if minutes < 60:
         return f"{minutes} min"
     if hours < 48:
