@@ -1,8 +1,8 @@
 """
-The documentation: every code block runs, every public module and method has its place, Sphinx builds it without a warning.
+The documentation: its code runs, every public module and method has its place, Sphinx builds it without a warning.
 
-Blocks run as they are printed, in a folder of their own and each page's in order, with fewer steps. What is not run is what this
-machine's owner would not like: commands that install (``.ci/wheel`` and CI do those), and ``console`` blocks, which are not whole.
+Blocks run as they are printed, in a folder of their own and each page's in order, with fewer steps. Not run are commands that
+install, which ``.ci/wheel`` and CI do, and ``console`` blocks, which need files that a test does not have.
 """
 
 import importlib.util
