@@ -7,7 +7,6 @@ figures. Evaluations do not count. Rows go to a CSV file as they are made, and t
 
 import argparse
 import csv
-import platform
 import shlex
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from benchmarks.run import processor
 from sb3_cir import CIR, envs
 
 # For tasks with few observations on a CPU: an update costs a tenth of one at paper size, and few steps are lost to warming up.
@@ -94,15 +94,9 @@ def origin(command: list[str]) -> dict[str, str]:
     :return: What every row says of where it comes from: commit, processor, command
     """
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return dict(commit=commit or "unknown", processor=processor(), command=shlex.join(command))
-
-
-def processor() -> str:
-    """:return: The processor's name, as the system says it"""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return f"{name}, {th.get_num_threads()} thread(s)"
+    return dict(
+        commit=commit or "unknown", processor=f"{processor()}, {th.get_num_threads()} thread(s)", command=shlex.join(command)
+    )
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -25,5 +25,6 @@ autodoc_mock_imports = ["humanoid_bench"]
 
 html_theme = "furo"
 html_title = f"sb3_cir {release}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 copybutton_prompt_text = "$ "

@@ -1,5 +1,6 @@
-"""What an error says to install, and what a checkout's Makefile says where no Python fits."""
+"""What an error says to install, what is said where MuJoCo cannot draw, and what a checkout's Makefile says where no Python fits."""
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -55,3 +56,24 @@ def test_make_takes_the_first_python_that_fits(tmp_path: Path) -> None:
         ["make", "-n", "install", f"TRIED=no-such-python {name}"], cwd=ROOT, text=True, capture_output=True
     ).stdout
     assert "is up to date" in done or "Nothing to be done" in done or f"{name} -m venv .venv" in done
+
+
+@pytest.mark.parametrize("backend", ["disabled", "glfw"])
+def test_dm_control_says_what_to_do_where_it_cannot_draw(backend: str) -> None:
+    """Each backend has an error of its own, and none says what to install."""
+    pytest.importorskip("dm_control", reason="needs the extra dmc")
+    program = """
+from sb3_cir import envs
+env = envs.make("dm_control/cartpole-balance-v0", render_mode="rgb_array")
+env.reset()
+try:
+    env.render()
+except RuntimeError as error:
+    print(error)
+"""
+    env = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**env, "MUJOCO_GL": backend}, text=True, capture_output=True, check=True
+    )
+    assert f"MuJoCo can open no renderer (MUJOCO_GL is {backend})" in done.stdout
+    assert "MUJOCO_GL=egl" in done.stdout

@@ -1,11 +1,11 @@
 """HumanoidBench's tasks on today's MuJoCo and Gymnasium; HumanoidBench is imported when one is made and not before."""
 
-import os
 import sys
 from typing import Any
 
 import gymnasium as gym
 
+from sb3_cir.envs.renderer import no_renderer
 from sb3_cir.extras import install_hint
 
 # The newest commit when this was written. Only an editable install has the models: upstream's setup.py leaves them, and
@@ -44,15 +44,6 @@ def load(robot: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
         raise ImportError(f"{install()} ({error})") from error
     repair_imported()
     return HumanoidEnv(robot=robot, control="pos", task=task, **kwargs)
-
-
-def no_renderer() -> str:
-    """:return: What to do where no renderer can be opened"""
-    return (
-        f"MuJoCo can open no renderer (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'not set')}): on a machine without a screen "
-        "set MUJOCO_GL=egl (Debian packages libegl1 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) before Python "
-        "starts, and draw with render_mode='rgb_array'; training needs no renderer (MUJOCO_GL=disabled)."
-    )
 
 
 def repair_imported() -> None:
