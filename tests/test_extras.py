@@ -1,4 +1,4 @@
-"""What an error says to install, what is said where MuJoCo cannot draw, and what a checkout's Makefile says where no Python fits."""
+"""What errors say where something is missing: an extra, a renderer, a Python that fits."""
 
 import os
 import subprocess
