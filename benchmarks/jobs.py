@@ -16,6 +16,7 @@ import pandas as pd
 
 from benchmarks import log
 from sb3_cir import methods
+from sb3_cir.runs.files import checkpoints
 from sb3_cir.tasks import Task
 
 ROOT = Path(__file__).parent.parent
@@ -166,10 +167,14 @@ class Job:
         return self.done_steps >= self.env_steps
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints. It begins with a dot, as all that is gone when the job is finished."""
+        return self.folder / ".checkpoints"
+
+    @property
     def checkpoint(self) -> Path | None:
-        """The newest whole checkpoint, if there is one."""
-        found = [path for path in self.folder.glob(".checkpoint_*") if path.name.split("_")[-1].isdigit()]
-        return max(found, key=lambda path: int(path.name.split("_")[-1]), default=None)
+        """The newest checkpoint, if there is one. Where it is damaged, the one before is taken when it is read."""
+        return next((path for _, path in checkpoints(self.checkpoints)), None)
 
     def command(self, checkpoint: Path | None = None) -> list[str]:
         """
@@ -182,7 +187,12 @@ class Job:
             "env_name": self.task.name,
             "action_repeat": self.task.action_repeat,
             "total_steps": self.agent_steps,
-            "checkpoint_every": math.ceil(self.agent_steps / CHECKPOINTS),
+        }
+        # With episodes that begin anew a job that was killed has the rows of one that was not.
+        saver = {
+            "every": math.ceil(self.agent_steps / CHECKPOINTS),
+            "folder": str(self.checkpoints),
+            "restart_episodes": True,
         }
         arguments = {
             "--algo": self.algo,
@@ -194,11 +204,12 @@ class Job:
             "--num-threads": self.settings.threads,
             "--device": self.settings.device,
             "--log-folder": self.folder / "zoo",
+            # Whatever the algorithm, it is to make checkpoints; those of the zoo itself are never due.
+            "--save-freq": 10**9,
         }
         if checkpoint is not None:
-            recorder["checkpoint"] = str(checkpoint)
-            arguments["--trained-agent"] = checkpoint / "model.zip"
-        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}]
+            arguments["--trained-agent"] = checkpoint
+        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}, {"sb3_cir.callbacks.Checkpoint": saver}]
         if self.task.two_domains:
             # It takes the place of the yaml's callback. The zoo's own evaluation, in the target, is what is recorded.
             callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
@@ -222,7 +233,7 @@ class Job:
         """
         command = self.command()
         start = command.index("-params")
-        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder}
+        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder, "--save-freq": -1}
         for name, value in changed.items():
             command[command.index(name) + 1] = str(value)
         callbacks = [callback]

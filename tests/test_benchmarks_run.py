@@ -30,7 +30,9 @@ from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.runs import resumable
 
 TINY = ["policy_kwargs:dict(net_arch=[8,8])", "batch_size:8", "learning_starts:20"]
 needs_the_zoo = pytest.mark.skipif(
@@ -179,49 +181,40 @@ class Killed(BaseCallback):
         return True
 
 
-def learn(folder, checkpoint=None, callbacks=()):
+def learn(folder, *callbacks, resumed=False):
     env, eval_env = make_vec_env("Pendulum-v1", seed=0), make_vec_env("Pendulum-v1", seed=0)
-    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80, 15, checkpoint and str(checkpoint))
+    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80)
+    saver = Checkpoint(40, folder / ".checkpoints", restart_episodes=True)
     arguments = {"learning_starts": 10, "batch_size": 8, "buffer_size": 80, "policy_kwargs": {"net_arch": [8, 8]}, "seed": 3}
-    if checkpoint is None:
-        model = SAC("MlpPolicy", env, **arguments)
-    else:
-        model = SAC.load(checkpoint / "model.zip", env)
-        model.load_replay_buffer(checkpoint / "replay_buffer.pkl")
-    model.learn(80, callback=[recorder, *callbacks, EvalCallback(eval_env, eval_freq=20, n_eval_episodes=1, verbose=0)])
-    return model
+    kind = resumable(SAC)
+    model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
+    evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0)
+    return model.learn(80, callback=[recorder, *callbacks, saver, evaluation])
 
 
-def test_the_recorder_goes_on_from_its_checkpoint_without_losing_or_doubling_rows(tmp_path):
+def values(folder):
+    """A log without what the clock says."""
+    rows = log.read([folder])
+    return rows[rows.metric != log.SECONDS].reset_index(drop=True)
+
+
+def test_a_run_that_was_killed_has_the_rows_of_one_that_was_not(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    learn(whole)
     with pytest.raises(KeyError):
-        learn(tmp_path, callbacks=[Killed()])
-    checkpoint = tmp_path / ".checkpoint_40"
-    assert [path.name for path in tmp_path.glob(".checkpoint_*")] == [checkpoint.name]
-    before = (tmp_path / "rows.csv").read_text()
-    assert set(log.read([tmp_path]).env_step) == {40, 80}
-
-    model = learn(tmp_path, checkpoint)
-    assert (tmp_path / "rows.csv").read_text().startswith(before)
-    rows = log.read([tmp_path])
-    assert list(rows[rows.metric == log.RETURN].env_step) == [40, 80, 120, 160]
-    assert not rows.duplicated(["metric", "env_step"]).any()
-    seconds = rows[rows.metric == log.SECONDS].value
-    assert (seconds.diff().dropna() > 0).all()
-    # 80 steps, ten of them warm-up: neither the warm-up nor an update was made twice or left out.
-    assert model._n_updates == 70
-    assert model.replay_buffer.size() == 80
-    progress = json.loads((tmp_path / "progress.json").read_text())
+        learn(killed, Killed())
+    # The last one is behind the checkpoint of step 40, so it is made once more.
+    assert set(log.read([killed]).env_step) == {20, 40, 60, 80, 100}
+    model = learn(killed, resumed=True)
+    pd.testing.assert_frame_equal(values(whole), values(killed))
+    rows = log.read([killed])
+    assert list(rows[rows.metric == log.RETURN].env_step) == list(range(20, 161, 20))
+    assert (rows[rows.metric == log.SECONDS].value.diff().dropna() > 0).all()
+    assert (model._n_updates, model.replay_buffer.size()) == (70, 80)
+    progress = json.loads((killed / "progress.json").read_text())
     assert progress["step"] == progress["total"] == 160
-
-
-def test_a_checkpoint_that_was_cut_short_is_not_used(tmp_path):
-    found = job(tmp_path)
-    found.folder.mkdir(parents=True)
-    (found.folder / ".part_12").mkdir()
-    assert found.checkpoint is None
-    for step in (100, 20):
-        (found.folder / f".checkpoint_{step}").mkdir()
-    assert found.checkpoint.name == ".checkpoint_100"
 
 
 def grid_command(out, *more):
@@ -267,7 +260,7 @@ def check_finished(out, steps=(200, 400)):
         assert len(rows) == 3 * len(steps)
         assert not rows.duplicated(["metric", "env_step"]).any()
         assert set(rows.env_step) == set(steps)
-        assert not list(file.parent.glob(".checkpoint_*"))
+        assert not (file.parent / ".checkpoints").exists()
 
 
 @needs_the_zoo
@@ -293,11 +286,10 @@ def test_two_domains(name, tmp_path):
 @needs_the_zoo
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_killed_workers_and_drivers_lose_no_row(tmp_path):
+def test_killed_workers_and_drivers_change_no_row(tmp_path):
     driver = start(tmp_path)
     wait_for(lambda: list(tmp_path.rglob("rows.csv")))
     folder = next(tmp_path.rglob("rows.csv")).parent
-    before = (folder / "rows.csv").read_text()
     worker = next((worker for worker in training(folder).values()), None)
     assert worker is not None, "the job ended before it could be killed"
     os.kill(worker, signal.SIGKILL)
@@ -309,8 +301,11 @@ def test_killed_workers_and_drivers_lose_no_row(tmp_path):
     again = start(tmp_path)
     shown = again.communicate()[0]
     assert again.returncode == 0, shown
-    assert (folder / "rows.csv").read_text().startswith(before)
     check_finished(tmp_path)
+    uninterrupted = start(other := tmp_path.with_name("other"))
+    assert uninterrupted.wait() == 0
+    for file in tmp_path.rglob("rows.csv"):
+        pd.testing.assert_frame_equal(values(file.parent), values(other / file.parent.relative_to(tmp_path)))
     manifest = json.loads((folder / "manifest.json").read_text())
     assert "--trained-agent" in manifest["starts"][-1]["command"]
 

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import logger
 from humanoid_bench.env import HumanoidEnv as UpstreamEnv
 
-from sb3_cir.envs.rendering import no_renderer
+from sb3_cir.envs.renderer import no_renderer
 
 
 class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
+from sb3_cir.extras import install_hint
 from sb3_cir.tasks import BY_ID, of_group
-
-INSTALL = "odrl tasks need MuJoCo: pip install 'sb3-cir[odrl]'."
 
 
 class Robot(NamedTuple):
@@ -232,7 +231,7 @@ def load(robot: str, shift: str, level: str, domain: str = "target", **kwargs: A
     try:
         create: Callable[..., Any] = load_env_creator(ROBOTS[robot].env)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        raise ImportError(f"odrl tasks need MuJoCo: {install_hint('odrl')}. ({error})") from error
     model = ROBOTS[robot].model if domain == "source" else _shifted_model(robot, shift, level)
     env: gym.Env[Any, Any] = create(xml_file=model, **{**ROBOTS[robot].kwargs, **kwargs})
     return env

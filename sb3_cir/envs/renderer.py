@@ -1,4 +1,4 @@
-"""What to say where MuJoCo cannot draw."""
+"""What to do where MuJoCo cannot draw: each backend fails in a way of its own, and none says what to install."""
 
 import os
 
