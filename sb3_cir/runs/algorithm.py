@@ -207,7 +207,8 @@ class Resumable(OffPolicyAlgorithm):
             allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
         """
         options = archive.Options(env, device, custom_objects or {}, print_system_info, force_reset, trusted, kwargs)
-        return archive.load(cls, path, options)
+        model: Self = archive.load(cls, path, options)
+        return model
 
     def set_parameters(
         self,

@@ -432,9 +432,9 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     if parts.keys() != manifest.buffers.keys():
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
-    for name, array in arrays.items():
-        part, _, column = name.partition("/")
-        columns.setdefault(part, {})[column] = array
+    for key, array in arrays.items():
+        owner, _, column = key.partition("/")
+        columns.setdefault(owner, {})[column] = array
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)

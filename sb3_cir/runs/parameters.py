@@ -178,7 +178,8 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    other = type(optimizer)(groups)
+    kind: Any = type(optimizer)  # whose arguments are not those of their base class
+    other = kind(groups)
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()

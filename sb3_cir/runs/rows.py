@@ -162,7 +162,11 @@ def check(buffer: ReplayBuffer, saved: Rows, what: str) -> None:
     if saved.pos >= saved.size:
         raise DamagedError(f"{what}: pos is {saved.pos}, a buffer of {saved.size} rows has none of that number.")
     for name, value in values(buffer).items():
-        if name not in saved.values or np.shape(saved.values[name]) != np.shape(value):
+        try:
+            kept = np.asarray(saved.values[name])
+        except (KeyError, ValueError):  # not there, or rows of unequal lengths
+            kept = np.array("")
+        if kept.dtype.kind not in "biuf" or kept.shape != np.shape(value):
             raise ValueError(f"The replay buffer's {name} is not in {what} as it is here.")
 
 

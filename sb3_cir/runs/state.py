@@ -488,7 +488,7 @@ def check_random(states: Random, arrays: Arrays, what: str) -> None:
     """
     try:
         internal, key = arrays["random/python"], arrays["random/numpy"]
-        if (internal.dtype, internal.shape, key.dtype, key.shape) != (np.uint32, (625,), np.uint32, (624,)):
+        if internal.dtype != np.uint32 or internal.shape != (625,) or key.dtype != np.uint32 or key.shape != (624,):
             raise ValueError("a generator's numbers are not 625 and 624 of 32 bits")
         random.Random().setstate((3, tuple(internal.tolist()), states.python.gauss))
         np.random.RandomState().set_state(_numpy_state(states.numpy, key))
