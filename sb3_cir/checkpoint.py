@@ -60,6 +60,7 @@ COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "
 NOT_STATE = {"observation_space", "action_space", "obs_shape", "action_dim", "device", "n_envs", "buffer_size", "pos", "full"}
 NOT_STATE |= {"optimize_memory_usage", "handle_timeout_termination", "n_steps", "gamma"}
 NOT_STATE |= {"env", "copy_info_dict", "goal_selection_strategy", "n_sampled_goal", "her_ratio", "infos"}
+NOT_STATE |= {"max_priority"}  # of LAPReplayBuffer's: one of TD7's counters
 NOT_STATE |= {"_on_device", "_n_new"}  # of DeviceReplayBuffer's: a copy of the columns
 NOT_STATE |= {"ep_length", "_current_ep_start"}  # of HER's: the one follows from the columns, the other is in the manifest
 
@@ -269,7 +270,7 @@ def replay_buffers(model: OffPolicyAlgorithm) -> dict[str, ReplayBuffer]:
     pair = isinstance(buffer, TwoDomainReplayBuffer)
     buffers = {"source": buffer.source, "target": buffer.target} if pair else {"replay": buffer}  # type: ignore[attr-defined]
     for each in buffers.values():
-        more = set(vars(each)) - NOT_STATE - set(COLUMNS)
+        more = set(vars(each)) - NOT_STATE - set(COLUMNS) - set(getattr(each, "volatile", ()))
         if more:
             names = ", ".join(sorted(more))
             raise ValueError(f"replay_buffer_class={type(each).__name__}: no checkpoint can hold its attributes {names}.")
@@ -358,6 +359,8 @@ def _write_rows(
     """
     size, segments = buffer.buffer_size, []
     last = None if before is None or before.buffers[name].buffer is not buffer else before.buffers[name]
+    if getattr(buffer, "volatile", ()):
+        last = None  # any row may have changed
     if last is not None and not all((folder / TRANSITIONS / segment.file).exists() for segment in last.segments):
         last = None  # somebody has deleted them
     # More than this cannot have been added: each step of all environments adds a row, of the target at most one.
@@ -397,7 +400,7 @@ def _write_rows(
 
 def _columns(buffer: ReplayBuffer) -> dict[str, np.ndarray]:
     columns: dict[str, np.ndarray] = {}
-    for name in COLUMNS:
+    for name in (*COLUMNS, *getattr(buffer, "volatile", ())):
         value = getattr(buffer, name, None)
         if isinstance(value, dict):
             columns |= {f"{name}/{key}": column for key, column in value.items()}

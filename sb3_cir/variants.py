@@ -81,6 +81,7 @@ METHODS: dict[str, str] = {
     "sac_tanh_norm": "SAC+Tanh+Norm",
     "simba": "SimBa (UTD)",
     "simba_smr": "SimBa (SMR)",
+    "td7": "TD7",
 }
 
 

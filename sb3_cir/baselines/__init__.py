@@ -2,5 +2,6 @@
 
 from sb3_cir.baselines.sac_tanh import SACTanh, SACTanhNorm
 from sb3_cir.baselines.simba import SimBa, SimbaPolicy, SimBaSMR
+from sb3_cir.baselines.td7 import TD7
 
-__all__ = ["SACTanh", "SACTanhNorm", "SimBa", "SimBaSMR", "SimbaPolicy"]
+__all__ = ["TD7", "SACTanh", "SACTanhNorm", "SimBa", "SimBaSMR", "SimbaPolicy"]
