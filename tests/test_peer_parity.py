@@ -31,11 +31,13 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
+from sb3_cir.ablations import StackedLayerNorm
+from sb3_cir.baselines.bro import BRO
 from sb3_cir.baselines.td7 import TD7
 from sb3_cir.networks import StackedLinear
 
 HERE = Path(__file__).parent / "data" / "parity"
-METHODS = ("td7",)
+METHODS = ("td7", "bro")
 FILES = [HERE / f"{name}.npz" for name in METHODS]
 FILES += [Path(path) for path in os.environ.get("PEER_PARITY_FILES", "").split(os.pathsep) if path]
 LOSSES = dict(rtol=1e-5, atol=1e-5)
@@ -181,7 +183,74 @@ def td7(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> Steps:
     return steps
 
 
-READERS: dict[str, Callable[[Reference, pytest.MonkeyPatch], Steps]] = {"td7": td7}
+# --- BRO: log_ent_coef, optimism and regularizer are as they are learned; losses/kl is the divergence's mean ---
+
+
+def bro_tensors(model: BRO) -> dict[str, th.Tensor]:
+    """
+    Networks are ``critic/<index>``, ``critic_target/<index>``, ``actor`` and ``optimistic_actor``; layers ``input``,
+    ``block<n>_hidden``, ``block<n>_out``, each with its ``_norm``, then the heads.
+    """
+    policy = model.policy
+    layers: dict[str, Any] = {
+        "actor/mean": policy.actor.mu,
+        "actor/log_std": policy.actor.log_std,
+        "optimistic_actor/shift": policy.optimistic_actor.shift,
+    }
+    norms: dict[str, tuple[StackedLayerNorm, int]] = {}
+    networks = {
+        f"{name}/{index}": (getattr(policy, name).q_network, index) for name in ("critic", "critic_target") for index in (0, 1)
+    }
+    networks |= {"actor": (policy.actor.latent_pi, 0), "optimistic_actor": (policy.optimistic_actor.body, 0)}
+    for name, (network, index) in networks.items():
+        linear, norm = linear_layers(network), [each for each in network.modules() if isinstance(each, StackedLayerNorm)]
+        blocks = range(1, len(norm) // 2 + 1)
+        parts = ["input", *(f"block{block}_{half}" for block in blocks for half in ("hidden", "out"))]
+        norms |= {f"{name}/{part}_norm": (layer, index) for part, layer in zip(parts, norm, strict=True)}
+        parts += ["head"] * ("critic" in name)
+        layers |= {f"{name}/{part}": (layer, index) for part, layer in zip(parts, linear, strict=True)}
+    tensors = named_tensors(layers)
+    for name, (norm, index) in norms.items():
+        tensors |= {f"{name}/{part}": getattr(norm, part)[index, 0].detach() for part in ("weight", "bias")}
+    return tensors | {
+        "log_ent_coef": model.log_ent_coef.detach(),
+        "optimism": policy.optimism.log_value.detach(),
+        "regularizer": policy.regularizer.log_value.detach(),
+    }
+
+
+def bro(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    meta = reference.meta
+    names = ("gamma", "tau", "learning_rate", "adj_lr", "kl_target")
+    net_arch = dict(pi=[meta["actor_width"]] * meta["actor_depth"], qf=[meta["critic_width"]] * meta["critic_depth"])
+    model = BRO(
+        "MlpPolicy",
+        reference.env(),
+        buffer_size=10,
+        **{name: meta[name] for name in names},
+        policy_kwargs=dict(net_arch=net_arch, n_quantiles=meta["n_quantiles"], std_multiplier=meta["std_multiplier"]),
+        device="cpu",
+    )
+    load(reference, bro_tensors(model))
+    draws = zip(*(reference.tensor(f"noise/{name}") for name in ("next_action", "action", "optimistic_action")), strict=True)
+    noise = iter([draw for step in draws for draw in step])
+    monkeypatch.setattr(th, "randn_like", lambda like: next(noise))
+
+    steps = Steps()
+    for batch in reference.batches():
+        scalars = model._update(batch)
+        model._n_updates += 1
+        for name in reference.losses():
+            key = name if name == "kl" else f"{name}_loss"
+            if name in ("optimism", "regularizer"):  # the original's two losses of what is one step here
+                sign, excess = {"optimism": 1, "regularizer": -1}[name], scalars["kl"] / meta["action_dim"] - meta["kl_target"]
+                scalars[key] = sign * scalars[name] * excess
+            steps.losses.setdefault(name, []).append(scalars[key].item())
+    steps.after = bro_tensors(model)
+    return steps
+
+
+READERS: dict[str, Callable[[Reference, pytest.MonkeyPatch], Steps]] = {"td7": td7, "bro": bro}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
