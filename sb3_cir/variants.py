@@ -82,6 +82,8 @@ METHODS: dict[str, str] = {
     "simba": "SimBa (UTD)",
     "simba_smr": "SimBa (SMR)",
     "td7": "TD7",
+    "bro": "BRO",
+    "bro_fast": "BRO (fast)",
 }
 
 

@@ -15,7 +15,7 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_cir.baselines import TD7, SACTanh, SACTanhNorm, SimBa, SimBaSMR
+from sb3_cir.baselines import BRO, TD7, BROFast, SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
@@ -32,6 +32,8 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
     "simba": SimBa,
     "simba_smr": SimBaSMR,
     "td7": TD7,
+    "bro": BRO,
+    "bro_fast": BROFast,
 }
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
@@ -63,7 +65,7 @@ def _add_algorithms(utils: ModuleType) -> None:
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    for algo in ("simba", "simba_smr"):
+    for algo in ("simba", "simba_smr", "bro", "bro_fast"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
     samplers["td7"], converters["td7"] = sample_td7_params, convert_td7_params
     for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
@@ -246,13 +248,13 @@ def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
 
 def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
-    SimBa's search space for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
+    The search space of SimBa and BRO for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
 
     :param trial: The Optuna trial
     :param n_actions: Size of the action
     :param n_envs: Number of environments
     :param additional_args: Not used
-    :return: Arguments for SimBa
+    :return: Arguments for SimBa or BRO
     """
     sampled = {
         **_sample_usual_params(trial),
@@ -266,7 +268,7 @@ def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args
 def convert_simba_params(sampled: dict[str, Any]) -> dict[str, Any]:
     """
     :param sampled: A trial's values, by the names in :func:`sample_simba_params`
-    :return: Arguments for SimBa
+    :return: Arguments for SimBa or BRO
     """
     params = _convert_usual_params(sampled)
     critic = [params.pop("critic_width")] * params.pop("critic_blocks")

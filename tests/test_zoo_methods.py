@@ -30,7 +30,7 @@ STEPS = 300
 TINY = dict(learning_starts=STEPS - 20, batch_size=16, buffer_size=1000)
 NET_ARCH = dict(pi=[16, 16], qf=[16, 16])
 # Updates for each step of the agent by the yaml on dm_control, where they are not 2; -1 is as many as steps.
-UPDATES = {"td7": -1}
+UPDATES = {"td7": -1, "bro": 10}
 # Arguments for a quick run in place of TINY's: TD7 learns after the first episode that follows this many steps.
 QUICK: dict[str, dict[str, Any]] = {"td7": dict(learning_starts=50)}
 # TD7 goes on to the end of an episode.
@@ -100,7 +100,7 @@ def test_search_space(algo: str) -> None:
 def small_params(algo: str, variant: str | None = None) -> list[str]:
     """``-params`` for a quick run, with narrow networks unless the variant is about size."""
     params = TINY | QUICK.get(algo, {}) | ({} if variant is None else arguments(variant))
-    net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo else NET_ARCH
+    net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo or "bro" in algo else NET_ARCH
     params["policy_kwargs"] = dict(net_arch=net_arch) | params.get("policy_kwargs", {})
     return ["-params", *as_zoo_params(params)]
 

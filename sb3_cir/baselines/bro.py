@@ -291,8 +291,8 @@ def quantile_huber_loss(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
     fractions = (th.arange(n, device=quantiles.device) + 0.5) / n
     error = target[:, None, None, :] - quantiles.unsqueeze(3)
     huber = F.huber_loss(error, th.zeros_like(error), reduction="none")
-    loss = (fractions[:, None] - (error.detach() < 0).to(error.dtype)).abs() * huber
-    return loss.sum(dim=(1, 2)).mean()
+    weight = th.where(error.detach() < 0, 1 - fractions[:, None], fractions[:, None])
+    return (weight * huber).sum(dim=(1, 2)).mean()
 
 
 class BRO(CIR):
