@@ -23,11 +23,9 @@ from stable_baselines3.common.type_aliases import (
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_cir.archive import PlainArchive
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
-from sb3_cir.checkpoint import Resumable
-from sb3_cir.checks import CheckedRollouts
 from sb3_cir.policies import CIRActor, CIRCritic, CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_cir.runs.algorithm import Resumable
 
 SelfCIR = TypeVar("SelfCIR", bound="CIR")
 
@@ -41,7 +39,7 @@ SHARE_SAVED = 0.07
 COMPILE_SECONDS = 60
 
 
-class CIR(Resumable, CheckedRollouts, PlainArchive, SAC):
+class CIR(Resumable, SAC):
     """
     Temporal difference learning with Constrained Initial Representations (CIR).
 

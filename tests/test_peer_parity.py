@@ -165,7 +165,7 @@ def td7(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> Steps:
     )
     load(reference, td7_tensors(model))
     model.replay_buffer.full = True
-    model.max_priority = float(reference.data["before/max_priority"])
+    model.replay_buffer.max_priority = float(reference.data["before/max_priority"])
     for name, value in zip(TD7_VALUES, reference.data["before/values"], strict=True):
         setattr(model, name, float(value))
     draws = iter(reference.tensor("noise/next_action"))
@@ -178,7 +178,7 @@ def td7(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> Steps:
             steps.losses.setdefault(name, []).append(scalars.get(f"{name}_loss", np.nan))
     steps.after = td7_tensors(model) | {
         "values": th.tensor([getattr(model, name) for name in TD7_VALUES]),
-        "max_priority": th.tensor(model.max_priority),
+        "max_priority": th.tensor(model.replay_buffer.max_priority),
     }
     return steps
 

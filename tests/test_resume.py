@@ -34,14 +34,14 @@ from test_off_dynamics import SOURCE, TARGET, Drift, check_buffer
 from test_save_load import members, same_tensors, wait_for
 from torch import nn
 
-from sb3_cir import CIR, checkpoint
+from sb3_cir import CIR
 from sb3_cir.baselines import SimBa
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.checkpoint import _find_episodes, checkpoints
 from sb3_cir.checks import FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
-from sb3_cir.plain import from_plain, to_plain
+from sb3_cir.runs.files import checkpoints
+from sb3_cir.runs.plain import from_plain, to_plain
 
 
 class Walk(gym.Env):

@@ -170,7 +170,7 @@ def test_priorities_are_of_the_larger_error() -> None:
     assert (expected == 1).any()
     model._update(batch, rows)
     np.testing.assert_allclose(model.replay_buffer.priorities[:8, 0], expected, rtol=1e-5)
-    assert model.max_priority == pytest.approx(expected.max().item())
+    assert model.replay_buffer.max_priority == pytest.approx(expected.max().item())
 
 
 def test_huber_loss() -> None:
@@ -226,7 +226,8 @@ def state(model: TD7) -> dict[str, Any]:
     tensors = [*model.policy.state_dict().values(), *moments]
     columns = ("observations", "actions", "rewards", "dones", "timeouts", "priorities")
     rows = [th.as_tensor(getattr(model.replay_buffer, name)) for name in columns]
-    return {"tensors": tensors + rows, "counters": {name: getattr(model, name) for name in model.counters}}
+    counters = {name: getattr(model, name) for name in model.counters} | {"max_priority": model.replay_buffer.max_priority}
+    return {"tensors": tensors + rows, "counters": counters}
 
 
 def test_resumed_bit_by_bit(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_resumed_bit_by_bit(tmp_path: Path) -> None:
     assert found["counters"] == expected["counters"]
     assert all(th.equal(a, b) for a, b in zip(found["tensors"], expected["tensors"], strict=True))
     assert straight.max_eps_before_update == 2
-    assert straight.max_priority > 1
+    assert straight.replay_buffer.max_priority > 1
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -254,7 +255,7 @@ def test_save_and_load(trusted: bool, tmp_path: Path) -> None:
     loaded = TD7.load(tmp_path / "model", Walk(), device="cpu", trusted=trusted)
     for name, value in model.policy.state_dict().items():
         assert th.equal(value, loaded.policy.state_dict()[name]), name
-    for name in set(model.counters) - {"max_priority"}:  # the replay buffer is a file of its own
+    for name in model.counters:
         assert getattr(loaded, name) == getattr(model, name), name
     loaded.learn(30, reset_num_timesteps=False)
     assert loaded._n_updates > model._n_updates

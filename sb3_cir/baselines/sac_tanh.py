@@ -9,9 +9,8 @@ from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
 from typing_extensions import Self
 
-from sb3_cir.archive import PlainArchive
-from sb3_cir.checks import CheckedRollouts
 from sb3_cir.networks import AvgRNorm
+from sb3_cir.runs.algorithm import Resumable
 
 
 class SACTanhPolicy(SACPolicy):
@@ -59,7 +58,7 @@ class SACTanhNormPolicy(SACTanhPolicy):
         return {**super()._get_constructor_parameters(), "avg_r_norm_coef": self.avg_r_norm_coef}
 
 
-class SACTanh(CheckedRollouts, PlainArchive, SAC):
+class SACTanh(Resumable, SAC):
     """
     SAC+Tanh: SB3's SAC with :class:`SACTanhPolicy`. Arguments are SAC's; the only policy is "MlpPolicy".
 

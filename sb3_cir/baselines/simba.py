@@ -356,6 +356,7 @@ class SimBa(CIR):
         policy_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        self.episodic = episodic
         super().__init__(
             policy,
             env,

@@ -19,16 +19,13 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule
 from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import nn
-from typing_extensions import Self
 
-from sb3_cir.archive import PlainArchive
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
-from sb3_cir.checkpoint import Resumable
-from sb3_cir.checks import CheckedRollouts
 from sb3_cir.cir import frozen, minimise
 from sb3_cir.networks import AvgRNorm, StackedLinear
 from sb3_cir.policies import FusedAdam
+from sb3_cir.runs.algorithm import Resumable
 
 # What the original has for the least of no values. (JSON has no infinity.)
 NOT_YET = 1e8
@@ -193,7 +190,7 @@ class TD7Policy(TD3Policy):
         return {**super()._get_constructor_parameters(), "encoder_width": self.encoder_width}
 
 
-class TD7(Resumable, CheckedRollouts, PlainArchive, TD3):
+class TD7(Resumable, TD3):
     """
     TD7 at the original's hyperparameters: TD3 with embeddings of state and action (SALE), prioritised replay (LAP), a Huber
     loss, targets clipped to the range of values seen, target networks copied whole, and policy checkpoints.
@@ -227,7 +224,7 @@ class TD7(Resumable, CheckedRollouts, PlainArchive, TD3):
     counters = (
         *Resumable.counters,
         *("learning", "eps_since_update", "timesteps_since_update", "max_eps_before_update"),
-        *("min_return", "best_min_return", "max_value", "min_value", "max_target", "min_target", "max_priority"),
+        *("min_return", "best_min_return", "max_value", "min_value", "max_target", "min_target"),
     )
     policy: TD7Policy
     replay_buffer: LAPReplayBuffer
@@ -297,15 +294,6 @@ class TD7(Resumable, CheckedRollouts, PlainArchive, TD3):
         n_actions = get_action_dim(self.action_space)
         self.action_noise = NormalActionNoise(np.zeros(n_actions), np.full(n_actions, self.exploration_noise))
         super()._setup_model()
-
-    @property
-    def max_priority(self) -> float:
-        """The replay buffer's, a counter like the others."""
-        return self.replay_buffer.max_priority
-
-    @max_priority.setter
-    def max_priority(self, value: float) -> None:
-        self.replay_buffer.max_priority = value
 
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:
         if reset_num_timesteps or self._last_obs is None:  # a new episode begins
@@ -457,7 +445,3 @@ class TD7(Resumable, CheckedRollouts, PlainArchive, TD3):
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, variables = super()._get_torch_save_params()
         return [*state_dicts, "policy.encoder_optimizer"], variables
-
-    def learn(self, *args: Any, **kwargs: Any) -> Self:
-        """Learn; all arguments are TD3's. The run's name for TensorBoard is the class's unless given."""
-        return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)
