@@ -32,9 +32,11 @@ from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.runs.files import checkpoints, is_checkpoint
+from sb3_cir.smr import SMR
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {
     "cir": CIR,
+    "sac_smr": SMR,
     "sac_tanh": SACTanh,
     "sac_tanh_norm": SACTanhNorm,
     "simba": SimBa,
@@ -47,6 +49,8 @@ OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc"
 ALGOS |= OFF_DYNAMICS
 
 Method = Callable[..., Any]
+# Whose yaml an algorithm has that has no settings of its own.
+YAML_OF = {"sac_tanh": "sac_smr", "sac_tanh_norm": "sac_smr", "simba_smr": "simba", "bro_fast": "bro"}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -149,7 +153,7 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     for algo in ("simba", "simba_smr", "bro", "bro_fast"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
     samplers["td7"], converters["td7"] = sample_td7_params, convert_td7_params
-    for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
+    for algo in ("sac_smr", "sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
 
 
@@ -163,9 +167,9 @@ def _with_our_yaml(init: Method) -> Method:
 
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
-        env_id = arguments["env_id"]
-        is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        algo, env_id = arguments["algo"], arguments["env_id"]
+        ours, theirs = HYPERPARAMS / f"{YAML_OF.get(algo, algo)}.yml", zoo_folder / "hyperparams" / f"{algo}.yml"
+        is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:
             if arguments["algo"] in OFF_DYNAMICS and not env_id.startswith("odrl/"):
                 raise ValueError(

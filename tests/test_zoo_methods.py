@@ -30,7 +30,7 @@ STEPS = 300
 TINY = dict(learning_starts=STEPS - 20, batch_size=16, buffer_size=1000)
 NET_ARCH = dict(pi=[16, 16], qf=[16, 16])
 # Updates for each step of the agent by the yaml on dm_control, where they are not 2; -1 is as many as steps.
-UPDATES = {"td7": -1, "bro": 10}
+UPDATES = {"sac_smr": 1, "sac_tanh": 1, "sac_tanh_norm": 1, "td7": -1, "bro": 10}
 # Arguments for a quick run in place of TINY's: TD7 learns after the first episode that follows this many steps.
 QUICK: dict[str, dict[str, Any]] = {"td7": dict(learning_starts=50)}
 # TD7 goes on to the end of an episode.
@@ -50,7 +50,7 @@ def test_names() -> None:
 @pytest.mark.parametrize("algo", METHODS)
 def test_yaml(algo: str) -> None:
     """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
-    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{algo}.yml").read_text())
+    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{zoo.YAML_OF.get(algo, algo)}.yml").read_text())
     for task in (*DMC_EASY_MEDIUM, *DMC_HARD):
         entry = dict(hyperparams[dmc_id(task)])
         assert entry.pop("n_timesteps") == (250_000 if task in DMC_EASY_MEDIUM else 500_000)
@@ -60,6 +60,9 @@ def test_yaml(algo: str) -> None:
     model = model_class(env="Pendulum-v1", device="cpu", **entry | dict(buffer_size=10))
     # TD7 makes as many updates as steps.
     assert model.gradient_steps * getattr(model, "sample_reuse", 1) == UPDATES.get(algo, 2)
+    if "sac_" in algo:
+        assert model.learning_starts == 2_500
+        assert model.policy.net_arch == dict(pi=[512, 512], qf=[512, 512])
     if "simba" in algo:
         assert model.critic.n_critics == 1
 
@@ -73,7 +76,8 @@ def test_yaml_of_other_peoples_algorithm() -> None:
     assert config("sac", "Pendulum-v1") == theirs / "sac.yml"
     assert config("sac", "CartPole-v1") == theirs / "sac.yml"
     assert config("tqc", "dm_control/cartpole-balance-v0") == theirs / "tqc.yml"
-    assert config("simba", "CartPole-v1") == ours / "simba.yml"
+    assert config("simba", "CartPole-v1") == config("simba_smr", "CartPole-v1") == ours / "simba.yml"
+    assert config("sac_tanh", "Pendulum-v1") == config("sac_tanh_norm", "Pendulum-v1") == ours / "sac_smr.yml"
     assert config("sac", "dm_control/cartpole-balance-v0", config="mine.yml") == Path("mine.yml")
 
 

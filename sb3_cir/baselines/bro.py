@@ -22,8 +22,9 @@ from torch.nn import functional as F
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.simba import SimbaActor
-from sb3_cir.cir import CIR, frozen, minimise
 from sb3_cir.policies import FusedAdam
+from sb3_cir.smr import SMR
+from sb3_cir.update import frozen, minimise
 
 
 class ReLULinear(OrthogonalLinear):
@@ -295,11 +296,11 @@ def quantile_huber_loss(quantiles: th.Tensor, target: th.Tensor) -> th.Tensor:
     return (weight * huber).sum(dim=(1, 2)).mean()
 
 
-class BRO(CIR):
+class BRO(SMR):
     """
     BRO at the original's hyperparameters.
 
-    Built on :class:`CIR` for its loop, its order of updates and its temperature. What it changes: critics estimate quantiles
+    Built on :class:`SMR` for its loop, its order of updates and its temperature. What it changes: critics estimate quantiles
     of the return, targets and actor take the MEAN over both critics. A second, optimistic actor collects: it maximises the
     mean over critics plus ``optimism`` times half their difference, minus ``regularizer`` times its divergence from the first
     actor; both weights are learned so that this divergence becomes ``kl_target`` for each entry of the action. ``predict()``,
@@ -326,8 +327,8 @@ class BRO(CIR):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": BROPolicy}
-    fixed_arguments = ("convex_coef", "sample_reuse", "entropy_in_target", "use_sde")
-    counters = (*CIR.counters, "n_resets")
+    fixed_arguments = ("sample_reuse", "entropy_in_target", "use_sde")
+    counters = (*SMR.counters, "n_resets")
     policy: BROPolicy
 
     def __init__(
@@ -357,7 +358,6 @@ class BRO(CIR):
             learning_starts=learning_starts,
             gradient_steps=gradient_steps,
             target_entropy=target_entropy,
-            convex_coef=1.0,
             sample_reuse=1,
             entropy_in_target=True,
             use_sde=False,
@@ -429,14 +429,15 @@ class BRO(CIR):
         policy = self.policy
         weights = policy.optimism().detach(), policy.regularizer().detach()
         with frozen(self.critic.optimizer):
-            loss, divergence = self._call(self._optimistic_loss, batch, *weights, th.randn_like(batch.actions))
-            minimise(loss, policy.optimistic_optimizer)
+            loss, divergence = self._losses.minimise(
+                policy.optimistic_optimizer, self._optimistic_loss, batch, *weights, th.randn_like(batch.actions)
+            )
         excess = divergence / get_action_dim(self.action_space) - self.kl_target
         optimism, regularizer = policy.optimism(), policy.regularizer()
         # Too far from the first actor: less optimism, more regularisation.
         minimise((optimism - regularizer) * excess, self.adjustment_optimizer)
         return {
-            "optimistic_actor_loss": loss.detach().clone(),
+            "optimistic_actor_loss": loss.clone(),
             "kl": divergence.clone(),
             "optimism": weights[0],
             "regularizer": weights[1],
@@ -472,23 +473,13 @@ class BRO(CIR):
         quantiles = self._quantiles(self._q_values(self.critic, batch.observations, batch.actions))
         return quantile_huber_loss(quantiles, target), quantiles.detach().mean()
 
-    @th.no_grad()
-    def _target(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None = None) -> th.Tensor:
-        """
-        ``r + γ (1 - d) (mean over critics of Q' - α log π)`` for each quantile.
-
-        :param batch: Sampled transitions
-        :param ent_coef: α
-        :param noise: For the next actions, see :meth:`_draw_noise`
-        :return: ``(batch, n_quantiles)``
-        """
-        next_actions, next_log_prob = self._act(batch.next_observations, noise)
-        next_value = self._next_value(self._q_values(self.critic_target, batch.next_observations, next_actions))
-        discounts = self.gamma if batch.discounts is None else batch.discounts
-        return batch.rewards + (1 - batch.dones) * discounts * (next_value - ent_coef * next_log_prob.reshape(-1, 1))
-
     def _next_value(self, q_values: th.Tensor) -> th.Tensor:
+        """:return: The mean over critics of each quantile, ``(batch, n_quantiles)``"""
         return self._quantiles(q_values).mean(dim=1)
+
+    def _actor_value(self, q_values: th.Tensor) -> th.Tensor:
+        """:return: The mean over critics, quantiles and batch"""
+        return q_values.mean()
 
     def _quantiles(self, q_values: th.Tensor) -> th.Tensor:
         """:return: ``(batch, n_critics, n_quantiles)``"""

@@ -22,10 +22,10 @@ from torch import nn
 
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
-from sb3_cir.cir import frozen, minimise
 from sb3_cir.networks import AvgRNorm, StackedLinear
 from sb3_cir.policies import FusedAdam
 from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.update import frozen, minimise
 
 # What the original has for the least of no values. (JSON has no infinity.)
 NOT_YET = 1e8

@@ -91,13 +91,13 @@ def read(
         if name in given:
             continue
         if name not in arguments:
-            raise ValueError(f"{what}: it has no argument {name}, so pass {name}=....")
+            raise ValueError(f"{what}: it has no argument {name}; pass {name}=...")
         if arguments[name].missing is not None:
-            raise ValueError(f"{what}: {name}: {arguments[name].missing}, so pass {name}=....")
+            raise ValueError(f"{what}: {name}: {arguments[name].missing}; pass {name}=...")
         try:
             read[name] = from_plain(arguments[name].value, largest)
         except ValueError as error:
-            raise ValueError(f"{what}: {name}: {error}, so pass {name}=....") from error
+            raise ValueError(f"{what}: {name}: {error}; pass {name}=...") from error
     unknown = sorted(set(arguments) - set(names(kind)))
     if unknown:
         raise ValueError(f"{what}: a {kind.__name__} takes no argument {', '.join(unknown)}.")
