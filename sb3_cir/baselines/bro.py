@@ -19,12 +19,20 @@ from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBuff
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.simba import SimbaActor
 from sb3_cir.policies import FusedAdam
 from sb3_cir.smr import SMR
 from sb3_cir.update import frozen, minimise
+
+
+class FusedAdamW(FusedAdam):
+    """Adam with decoupled weight decay (AdamW), by the fused kernel; takes Adam's arguments."""
+
+    def __init__(self, params: ParamsT, **kwargs: Any):
+        super().__init__(params, **{"decoupled_weight_decay": True} | kwargs)
 
 
 class ReLULinear(OrthogonalLinear):
@@ -182,7 +190,7 @@ class BROPolicy(SACPolicy):
     :param n_quantiles: Number of quantiles of each critic
     :param std_multiplier: Standard deviation of the second actor as a multiple of the first one's
     :param optimizer_class: Optimiser of actors and critics
-    :param optimizer_kwargs: Its arguments. Default: decoupled weight decay of 1e-4 on all parameters, which is optax' AdamW.
+    :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=1e-4)``, on all parameters, as optax' AdamW has it.
     :param kwargs: What else SB3's ``SACPolicy`` takes
     :raises ValueError: If a list of ``net_arch`` is empty or unequal.
     """
@@ -196,7 +204,7 @@ class BROPolicy(SACPolicy):
         *,
         n_quantiles: int = 100,
         std_multiplier: float = 0.75,
-        optimizer_class: type[th.optim.Optimizer] = FusedAdam,
+        optimizer_class: type[th.optim.Optimizer] = FusedAdamW,
         optimizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
@@ -209,9 +217,7 @@ class BROPolicy(SACPolicy):
             lr_schedule,
             dict(pi=[256], qf=[512, 512]) if net_arch is None else net_arch,
             optimizer_class=optimizer_class,
-            optimizer_kwargs=dict(weight_decay=1e-4, decoupled_weight_decay=True)
-            if optimizer_kwargs is None
-            else optimizer_kwargs,
+            optimizer_kwargs=dict(weight_decay=1e-4) if optimizer_kwargs is None else optimizer_kwargs,
             **kwargs,
         )
 
