@@ -106,7 +106,7 @@ def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, fin
     if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
         kind = "learned" if learned else "fixed"
         raise ValueError(f"ent_coef={vars(model).get('ent_coef')!r}: the temperature of {what} was {kind}.")
-    for name in dict.fromkeys([*found, *expected]):
+    for name in dict.fromkeys([*expected, *found]):
         was, is_now = found.get(name), expected.get(name, allowed.get(name))
         if was != is_now:
             raise ValueError(
