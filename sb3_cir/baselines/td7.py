@@ -341,14 +341,23 @@ class TD7(Resumable, TD3):
         if not worse:
             self.best_min_return = self.min_return
             self.policy.keep_checkpoint()
-        self._train_and_reset(batch_size)
+        # As many updates as the policy made steps; then another one is assessed.
+        self.make_updates(self.timesteps_since_update, batch_size)
+        self.eps_since_update = 0
+        self.timesteps_since_update = 0
+        self.min_return = NOT_YET
 
-    def _train_and_reset(self, batch_size: int) -> None:
-        """As many updates as there were steps since the last ones; then another policy is assessed."""
+    def make_updates(self, n_updates: int, batch_size: int = 256) -> None:
+        """
+        Train without looking at how the policy fares.
+
+        :param n_updates: Number of updates, each with a batch of its own
+        :param batch_size: Transitions in a batch
+        """
         self.policy.set_training_mode(True)
         self._update_learning_rate([self.actor.optimizer, self.critic.optimizer, self.policy.encoder_optimizer])
         scalars: dict[str, list[float]] = {}
-        for _ in range(self.timesteps_since_update):
+        for _ in range(n_updates):
             if self._n_updates == self.steps_before_checkpointing:
                 self.best_min_return *= self.reset_weight
                 self.max_eps_before_update = self.max_eps_when_checkpointing
@@ -360,9 +369,6 @@ class TD7(Resumable, TD3):
             self.logger.record(f"train/{name}", float(np.mean(values)))
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         self.logger.record("train/best_min_return", self.best_min_return)
-        self.eps_since_update = 0
-        self.timesteps_since_update = 0
-        self.min_return = NOT_YET
 
     def _update(self, batch: ReplayBufferSamples, rows: np.ndarray) -> dict[str, float]:
         """
