@@ -78,13 +78,15 @@ METHODS: dict[str, Method] = {
         search_space="simba",
     ),
     "simba_smr": Method("SimBa (SMR)", "simba_smr", "sb3_cir.baselines:SimBaSMR", hyperparams="simba", search_space="simba"),
+    "bro": Method("BRO", "bro", "sb3_cir.baselines:BRO", aliases=("bro_utd10",), search_space="simba"),
+    "bro_fast": Method(
+        "BRO (fast)", "bro_fast", "sb3_cir.baselines:BROFast", aliases=("bro_utd2",), hyperparams="bro", search_space="simba"
+    ),
+    "td7": Method("TD7", "td7", "sb3_cir.baselines:TD7", search_space="td7"),
     "odrl_sac": Method("SAC (two domains)", "odrl_sac", "sb3_cir.baselines.two_domain_sac:TwoDomainSAC", two_domains=True),
     "darc": Method("DARC", "darc", "sb3_cir.baselines.darc:DARC", two_domains=True),
     "par": Method("PAR", "par", "sb3_cir.baselines.par:PAR", two_domains=True),
     # Known from logs and from the paper's tables.
-    "bro": Method("BRO", aliases=("bro_utd10",)),
-    "bro_fast": Method("BRO (fast)", aliases=("bro_utd2",)),
-    "td7": Method("TD7"),
     "tdmpc2": Method("TD-MPC2", aliases=("td_mpcv2", "td_mpc2")),
     "dreamerv3": Method("DreamerV3"),
     "simba_v2": Method("SimbaV2", aliases=("simbav2", "simbav2_utd2")),

@@ -42,6 +42,7 @@ SLOW = {
     "theory.md",
     "cir.md",
     "simba.md",
+    "td7.md",
     "time.md",
     "long_runs.md",
     "off_dynamics.md",
