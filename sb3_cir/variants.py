@@ -73,7 +73,7 @@ VARIANTS: dict[str, Variant] = {
     "paper_up": _critic("PaperUp"),
 }
 
-# RL Zoo's name (--algo) of each method that the paper compares on DMC, and the paper's label.
+# RL Zoo's name (--algo) of each method that learns from one domain, and its label.
 METHODS: dict[str, str] = {
     "cir": "CIR",
     "sac": "SAC",
@@ -81,6 +81,7 @@ METHODS: dict[str, str] = {
     "sac_tanh_norm": "SAC+Tanh+Norm",
     "simba": "SimBa (UTD)",
     "simba_smr": "SimBa (SMR)",
+    "flash_sac": "FlashSAC",
 }
 
 

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
+from sb3_cir.baselines.flash_sac import FlashSAC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
@@ -31,6 +32,7 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
     "sac_tanh_norm": SACTanhNorm,
     "simba": SimBa,
     "simba_smr": SimBaSMR,
+    "flash_sac": FlashSAC,
 }
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
@@ -62,7 +64,7 @@ def _add_algorithms(utils: ModuleType) -> None:
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    for algo in ("simba", "simba_smr"):
+    for algo in ("simba", "simba_smr", "flash_sac"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
     for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
