@@ -82,6 +82,7 @@ METHODS: dict[str, str] = {
     "simba": "SimBa (UTD)",
     "simba_smr": "SimBa (SMR)",
     "flash_sac": "FlashSAC",
+    "simba_v2": "SimbaV2",
 }
 
 

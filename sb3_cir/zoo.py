@@ -19,6 +19,7 @@ from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.flash_sac import FlashSAC
 from sb3_cir.baselines.par import PAR
+from sb3_cir.baselines.simba_v2 import SimbaV2
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
@@ -33,6 +34,7 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
     "simba": SimBa,
     "simba_smr": SimBaSMR,
     "flash_sac": FlashSAC,
+    "simba_v2": SimbaV2,
 }
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
@@ -64,7 +66,7 @@ def _add_algorithms(utils: ModuleType) -> None:
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    for algo in ("simba", "simba_smr", "flash_sac"):
+    for algo in ("simba", "simba_smr", "flash_sac", "simba_v2"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
     for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]

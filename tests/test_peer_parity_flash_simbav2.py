@@ -1,8 +1,8 @@
 """
 FlashSAC and SimbaV2 against the originals' code, number by number: several whole updates, and what is fed to them.
 
-The files are ``tests/data/parity/flash_sac.npz`` and ``simba_v2.npz``, and those in ``PEER_PARITY_FILES`` (``os.pathsep``
-between paths) whose ``meta`` names one of the two. A file holds, besides ``meta``, arrays under these names.
+The files are those in ``tests/data/parity``, and in ``PEER_PARITY_FILES`` (``os.pathsep`` between paths), whose ``meta`` names
+one of the two methods. A file holds, besides ``meta``, arrays under these names.
 
 ``meta`` is JSON: ``method`` ("flash_sac" or "simba_v2"), ``n_observations``, ``n_actions``, ``batch_size``, ``n_updates``,
 ``net_arch`` (``pi`` and ``qf``, a width for each block), ``n_critics``, ``n_bins``, ``largest_value``, ``decay_updates`` (in
@@ -41,13 +41,15 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 from sb3_cir.baselines.categorical import CategoricalSAC
 from sb3_cir.baselines.flash_sac import FlashSAC, UnitBatchNorm, UnitRMSNorm
 from sb3_cir.baselines.parts import UnitLinear
+from sb3_cir.baselines.simba_v2 import Scaler, SimbaV2
 
-METHODS: dict[str, type[CategoricalSAC]] = {"flash_sac": FlashSAC}
+METHODS: dict[str, type[CategoricalSAC]] = {"flash_sac": FlashSAC, "simba_v2": SimbaV2}
 HERE = Path(__file__).parent / "data" / "parity"
 FURTHER = [Path(path) for path in os.environ.get("PEER_PARITY_FILES", "").split(os.pathsep) if path]
 
@@ -70,7 +72,7 @@ def of_our_methods(paths: list[Path]) -> list[Path]:
     return [path for path in paths if Reference(path).meta.get("method") in METHODS]
 
 
-FILES = of_our_methods([HERE / f"{method}.npz" for method in METHODS] + FURTHER)
+FILES = of_our_methods(sorted(HERE.glob("*.npz")) + FURTHER)
 
 
 class Spaces(gym.Env):
@@ -89,7 +91,7 @@ def tensors_of(module: nn.Module) -> dict[str, th.Tensor]:
     if isinstance(module, UnitBatchNorm):
         names = dict(scale=module.weight, shift=module.bias, mean=module.running_mean, var=module.running_var)
         return {name: tensor[:, 0] for name, tensor in names.items()}
-    assert isinstance(module, UnitRMSNorm)
+    assert isinstance(module, (UnitRMSNorm, Scaler))
     return {"scale": module.weight[:, 0]}
 
 
@@ -104,7 +106,16 @@ def flash_modules(body: nn.Sequential, heads: dict[str, nn.Module]) -> Iterator[
     yield from heads.items()
 
 
-MODULES = {"flash_sac": flash_modules}
+def sphere_modules(body: nn.Sequential, heads: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    embedding, *blocks = body
+    yield from ((f"embedding/{name}", module) for name, module in embedding.named_children())
+    for index, block in enumerate(blocks):
+        yield from ((f"block{index}/{name}", module) for name, module in block.named_children())
+    for name, head in heads.items():
+        yield from ((f"{name}/{layer}", module) for layer, module in zip(("linear1", "scaler", "linear2"), head, strict=True))
+
+
+MODULES = {"flash_sac": flash_modules, "simba_v2": sphere_modules}
 
 
 def weights(model: CategoricalSAC, method: str) -> dict[str, th.Tensor]:
@@ -121,15 +132,19 @@ def weights(model: CategoricalSAC, method: str) -> dict[str, th.Tensor]:
     return named | {"log_ent_coef": model.log_ent_coef}
 
 
-def build(reference: Reference) -> CategoricalSAC:
-    meta = reference.meta
+def envs(reference: Reference) -> DummyVecEnv:
+    return DummyVecEnv([lambda: Spaces(reference.meta)] * reference.data["transitions/rewards"].shape[1])
+
+
+def build(reference: Reference, with_statistics: bool = True) -> CategoricalSAC:
+    meta, n_envs = reference.meta, reference.data["transitions/rewards"].shape[1]
     policy_kwargs = {name: meta[name] for name in ("net_arch", "n_critics", "n_bins", "largest_value")}
     model = METHODS[meta["method"]](
         "MlpPolicy",
-        Spaces(meta),
-        buffer_size=1,
+        envs(reference),
+        buffer_size=n_envs,
         gradient_steps=1,
-        decay_timesteps=meta["decay_updates"],
+        decay_timesteps=meta["decay_updates"] * n_envs,
         policy_kwargs=policy_kwargs,
         device="cpu",
         **meta["arguments"],
@@ -140,9 +155,19 @@ def build(reference: Reference) -> CategoricalSAC:
         assert ours.keys() == reference.names("before/")
         for name, tensor in ours.items():
             tensor.copy_(reference.tensor(f"before/{name}"))
-    for rewards, dones in zip(*(reference.tensor(f"transitions/{name}") for name in ("rewards", "dones")), strict=True):
-        model.return_scale.update(rewards.double(), dones.double())
+        if with_statistics:
+            if isinstance(model, SimbaV2):
+                model.policy.observe(np.zeros((1, meta["n_observations"]), np.float32))
+            for name, buffer in statistics(model).items():
+                buffer.copy_(reference.tensor(name))
     return model
+
+
+def statistics(model: CategoricalSAC) -> dict[str, th.Tensor]:
+    """Those of returns and, in SimbaV2, of observations, under the file's names."""
+    norm, scale = model.actor.features_extractor, model.return_scale
+    named = {f"return_scale/{name}": buffer for name, buffer in scale.named_buffers()}
+    return named | {f"observation_norm/{name}": getattr(norm, name) for name in ("mean", "var") if hasattr(norm, name)}
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)
@@ -152,7 +177,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
 
 def test_files() -> None:
     """One for each method; together they have episodes that go on and that end."""
-    assert {path.stem for path in FILES} >= METHODS.keys()
+    assert {Reference(path).meta["method"] for path in FILES} == METHODS.keys()
     for path in FILES:
         each = Reference(path)
         dones = np.concatenate([each.data[f"update{k}/dones"] for k in range(each.meta["n_updates"])])
@@ -160,11 +185,23 @@ def test_files() -> None:
 
 
 def test_statistics(reference: Reference) -> None:
-    """Those of returns, of which the original keeps float32."""
-    state = build(reference).return_scale.state_dict()
-    assert state.keys() == reference.names("return_scale/")
-    for name, tensor in state.items():
-        np.testing.assert_allclose(tensor, reference.tensor(f"return_scale/{name}"), rtol=1e-5, err_msg=name)
+    """
+    Those of returns and, in SimbaV2, of observations, step by step. The originals keep them in float32, and SimbaV2's of
+    observations begin with a variance of 1 that has the weight of 1e-4 observations.
+    """
+    model = METHODS[reference.meta["method"]](
+        "MlpPolicy", envs(reference), buffer_size=10, device="cpu", gamma=reference.meta["arguments"]["gamma"]
+    )
+    for rewards, dones in zip(*(reference.tensor(f"transitions/{name}") for name in ("rewards", "dones")), strict=True):
+        model.return_scale.update(rewards.double(), dones.double())
+    if isinstance(model, SimbaV2):
+        for observations in reference.data["observed"]:
+            model.policy.observe(observations)
+    ours = statistics(model)
+    assert ours.keys() == {name for name in reference.data.files if name.startswith(("return_scale", "observation_norm"))}
+    for name, buffer in ours.items():
+        rtol = 1e-5 if name.startswith("return_scale") else 1e-4
+        np.testing.assert_allclose(buffer, reference.tensor(name), rtol=rtol, err_msg=name)
 
 
 def test_updates(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,9 +62,9 @@ class StackActor(CIRActor):
 
     def __init__(self, *, encoder: Encoder, head: Head, **kwargs: Any):
         super().__init__(**kwargs)
-        self.latent_pi = encoder(1, self.features_dim, self.net_arch, "pi")
+        self.latent_pi = encoder(1, self.features_dim, self.net_arch, "pi")  # type: ignore[assignment]
         action_dim = get_action_dim(self.action_space)
-        self.mu, self.log_std = (head(1, self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
+        self.mu, self.log_std = (head(1, self.net_arch[-1], action_dim) for _ in range(2))
 
     def get_action_dist_params(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         latent = self.latent_pi(self.extract_features(obs, self.features_extractor).unsqueeze(0))
