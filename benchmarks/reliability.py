@@ -34,7 +34,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.checkpoint import checkpoints
+from sb3_cir.runs.files import checkpoints
 
 FOREVER = 10**9
 EPISODE = 37

@@ -102,6 +102,9 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
             raise ValueError("optimize_memory_usage=True: DeviceReplayBuffer keeps both observations of a transition.")
         self._forget()
 
+    # What is on the device is made anew from the rows.
+    derived = ("_on_device", "_n_new")
+
     def _forget(self) -> None:
         self._on_device: th.Tensor | None = None
         self._n_new = 0

@@ -1,7 +1,6 @@
 """Callbacks for long runs."""
 
 import contextlib
-import errno
 import os
 import signal
 import threading
@@ -12,9 +11,9 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb3_cir.checkpoint import Resumable, checkpoints, replay_buffers, write
-
-FULL = {errno.ENOSPC, errno.EDQUOT}
+from sb3_cir.runs import checkpoint, rows, state
+from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.runs.files import FULL, checkpoints
 
 
 class Checkpoint(BaseCallback):
@@ -29,19 +28,33 @@ class Checkpoint(BaseCallback):
     :param every: Steps of the agent between checkpoints
     :param folder: Where they go; a folder that holds those of another run is refused.
     :param keep: How many to keep. Two are needed for one to be there when the other is found damaged.
+    :param restart_episodes: Whether each checkpoint ends the episodes under way, in evaluation too. A resumed run cannot go on
+        in the midst of one. With this the run that is not interrupted does not either, and the two are the same to the bit,
+        also where the environment's state is in no observation.
     :param verbose: 1 to say when one is written
     :raises ValueError: If ``every`` or ``keep`` is out of its range. From ``learn()``: if ``folder`` holds another run's
-        checkpoints, or if no checkpoint can hold the model.
+        checkpoints, or if the model cannot be resumed.
     """
 
-    def __init__(self, every: int, folder: str | os.PathLike[str], keep: int = 2, verbose: int = 0):
+    state = ()  # what it counts follows from the run's step
+
+    def __init__(
+        self,
+        every: int,
+        folder: str | os.PathLike[str],
+        keep: int = 2,
+        restart_episodes: bool = False,
+        verbose: int = 0,
+    ):
         super().__init__(verbose)
         for name, value in (("every", every), ("keep", keep)):
             if value < 1:
                 raise ValueError(f"{name}={value}: it must be at least 1.")
         self.every = every
-        self.folder = Path(folder)
+        # Whoever changes the working directory later on does not mean the checkpoints.
+        self.folder = Path(folder).absolute()
         self.keep = keep
+        self.restart_episodes = restart_episodes
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
         self._root: BaseCallback = self
@@ -49,24 +62,31 @@ class Checkpoint(BaseCallback):
     def _on_training_start(self) -> None:
         model = self.model
         if not isinstance(model, Resumable):
-            raise ValueError(f"Checkpoint: a {type(model).__name__} cannot be resumed.")
-        if model._checkpoint is not None:
+            name = type(model).__name__
+            raise ValueError(f"Checkpoint: a {name} cannot be resumed. sb3_cir.runs.resumable({name}) makes a class that can.")
+        if model._saver is not None:
             raise ValueError("Checkpoint: one is enough.")
-        replay_buffers(model)
+        assert model.replay_buffer is not None
+        rows.warn_of_losses(model.replay_buffer)
         self.folder.mkdir(parents=True, exist_ok=True)
         there = checkpoints(self.folder)
         if not there:
             model._saved = None  # somebody may have emptied the folder
         saved = model._saved
-        goes_on = saved is not None and saved.folder == self.folder.resolve() and saved.step <= model.num_timesteps
+        here = saved is not None and saved.folder == self.folder.resolve()
+        goes_on = here and saved is not None and saved.step <= model.num_timesteps
         if there and not goes_on:
+            step, folder = there[0][0], str(self.folder)
             raise ValueError(
-                f"folder={str(self.folder)!r}: it holds step {there[0][0]} of another run. Continue that one with "
+                f"folder={folder!r}: it holds step {step} of this model's earlier learn(), and the count begins anew. Pass "
+                "reset_num_timesteps=False to go on, or choose another folder."
+                if here
+                else f"folder={folder!r}: it holds step {step} of another run. Continue that one with "
                 f"{type(model).__name__}.resume(), or choose another folder."
             )
         self._next = (model.num_timesteps // self.every + 1) * self.every
         self._attempt: int | None = saved.step if goes_on and saved is not None else None
-        model._checkpoint = self
+        model._saver = self
         self._listen()
 
     def _on_step(self) -> bool:
@@ -106,7 +126,7 @@ class Checkpoint(BaseCallback):
             return
         self._next = (step // self.every + 1) * self.every
         try:
-            write(model, self.folder, self.keep, self._root)
+            model._saved = checkpoint.write(model, self.folder.resolve(), self.keep, self._root, model._saved)
         except OSError as error:
             why = "the disk is full" if error.errno in FULL else error.strerror or str(error)
             last = next((f"step {each}" for each, _ in checkpoints(self.folder)), "none")
@@ -115,10 +135,12 @@ class Checkpoint(BaseCallback):
                 f"next try is at step {self._next}.",
                 stacklevel=2,
             )
-        else:
-            self._attempt = step
-            if self.verbose:
-                print(f"Checkpoint of step {step} in {self.folder}")
+            return
+        self._attempt = step
+        if self.verbose:
+            print(f"Checkpoint of step {step} in {self.folder}")
+        if self.restart_episodes:
+            state.begin_episodes(model, model._saved.run, self._root)
 
     def _listen(self) -> None:
         self._signal = None

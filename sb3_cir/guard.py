@@ -11,8 +11,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
-from sb3_cir.checks import first_non_finite
 from sb3_cir.cir import CIR
+from sb3_cir.runs.watch import first_non_finite
 
 
 class NonFiniteGuard(BaseCallback):

@@ -13,7 +13,7 @@ The model's own environment is the source. The protocol is ODRL's (https://arxiv
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -29,8 +29,8 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
-from sb3_cir.checks import BadDataError, FailedEnvError, watch
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
+from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 
 Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
 
@@ -39,7 +39,11 @@ class TwoDomainReplayBuffer(ReplayBuffer):
     """
     Two replay buffers that never mix: what the algorithm adds goes to ``source``, what the callback adds to ``target``.
 
-    A batch has ``batch_size // 2`` transitions of the target, after those of the source. Saved and loaded as one.
+    A batch has ``batch_size // 2`` transitions of the target, after those of the source. An algorithm that learns from
+    other batches sets ``make_batch``: a function that gets this replay buffer and the arguments of :meth:`sample`, and
+    returns the batch. It is the algorithm's, and not saved with the transitions.
+
+    Saved and loaded as one.
 
     :param buffer_size: Transitions that each of the two can hold
     :param observation_space: Observation space, of both domains
@@ -51,6 +55,8 @@ class TwoDomainReplayBuffer(ReplayBuffer):
         ``NStepReplayBuffer``.
     :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations.
     """
+
+    make_batch: "Callable[[TwoDomainReplayBuffer, int, VecNormalize | None], ReplayBufferSamples] | None" = None
 
     def __init__(
         self,
@@ -74,6 +80,13 @@ class TwoDomainReplayBuffer(ReplayBuffer):
         )
         self.source: ReplayBuffer = make(n_envs=n_envs)
         self.target: ReplayBuffer = make(n_envs=1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "make_batch"}
+
+    def parts(self) -> dict[str, ReplayBuffer]:
+        """:return: The two replay buffers that hold the transitions, by name"""
+        return {"source": self.source, "target": self.target}
 
     # SB3 moves a loaded buffer by setting its device.
     @property
@@ -101,16 +114,22 @@ class TwoDomainReplayBuffer(ReplayBuffer):
         """
         :param batch_size: Transitions, of both domains together
         :param env: To normalise observations and rewards of both domains with
-        :return: Transitions of the source, then ``batch_size // 2`` of the target
+        :return: What ``make_batch`` makes: unless an algorithm has set another, transitions of the source, then
+            ``batch_size // 2`` of the target
         :raises ValueError: If there is none of the target yet.
         """
+        if self.make_batch is not None:
+            return self.make_batch(self, batch_size, env)
         return join(*self.sample_both(batch_size, env))
 
     def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
         """
-        As :meth:`sample`, the two domains apart.
+        Half a batch from each domain.
 
-        :return: Transitions of the source, and of the target
+        :param batch_size: Transitions, of both domains together
+        :param env: To normalise observations and rewards of both domains with
+        :return: Transitions of the source, and ``batch_size // 2`` of the target
+        :raises ValueError: If there is none of the target yet.
         """
         if self.target.size() == 0:
             raise ValueError(
@@ -148,6 +167,13 @@ def join(first: Samples, second: Samples) -> Samples:
     return type(first)(*map(cat, first, second))
 
 
+def _one_row(observation: Any) -> Any:
+    """An observation of one environment, as a ``VecEnv`` of one gives it."""
+    if isinstance(observation, dict):
+        return {key: np.asarray(value)[np.newaxis] for key, value in observation.items()}
+    return np.asarray(observation)[np.newaxis]
+
+
 EnvMaker = str | Callable[[], gym.Env[Any, Any]]
 
 
@@ -173,6 +199,9 @@ class OffDynamicsCallback(BaseCallback):
     :raises ValueError: If a number is out of its range. From ``learn()``: if the model's replay buffer is no pair, if there
         is nothing to make a domain from, or if the two domains' spaces differ.
     """
+
+    # What goes on where it was when an interrupted run is resumed.
+    state: ClassVar[tuple[str, ...]] = ("target_steps", "_steps_owed", "evaluations")
 
     def __init__(
         self,
@@ -217,7 +246,7 @@ class OffDynamicsCallback(BaseCallback):
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
         buffer = self.model.replay_buffer.target
-        with watch(target_env, self.model, buffer, "target domain"):
+        with watch(target_env, self.model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
         self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
@@ -225,6 +254,21 @@ class OffDynamicsCallback(BaseCallback):
             seed = None if self.model.seed is None else self.model.seed + 100
             makers = {"source": self._source_maker(spec), "target": make_target}
             self._eval_envs = {name: self._make(maker, seed) for name, maker in makers.items()}
+
+    def observations(self) -> dict[str, Any]:
+        """:return: What is observed in the target, by the name of the part of the replay buffer that it fills"""
+        return {} if self._target_env is None else {"target": self._last_obs}
+
+    def begin_episode(self, seed: int) -> None:
+        """
+        Leave the target's episode and begin another; evaluations begin anew too.
+
+        :param seed: For the environments
+        """
+        assert self._target_env is not None
+        for env in (self._target_env, *(self._eval_envs.values() if self.eval_freq else ())):
+            env.seed(seed)
+        self._last_obs = self._target_env.reset()
 
     def _target_maker(self, spec: EnvSpec | None) -> EnvMaker:
         if self.target is not None:
@@ -264,24 +308,21 @@ class OffDynamicsCallback(BaseCallback):
         return True
 
     def _step_target(self) -> None:
-        """One step in the target by SB3's own code: it keeps the observation on the model, which is lent the target's."""
         model = self.model
         assert isinstance(model, OffPolicyAlgorithm)
         assert isinstance(model.replay_buffer, TwoDomainReplayBuffer)
         assert self._target_env is not None
-        lent = {name: getattr(model, name) for name in ("_last_obs", "_last_original_obs", "_vec_normalize_env")}
+        action, buffer_action = self._act(model)
         try:
-            model._last_obs = self._normalize(self._last_obs)
-            actions, buffer_actions = model._sample_action(model.learning_starts, action_noise=None, n_envs=1)
-            with watch(self._target_env, model, model.replay_buffer.target, "target domain"):
-                new_obs, rewards, dones, infos = self._target_env.step(actions)
-            model._last_obs, model._vec_normalize_env = self._last_obs, None
-            model._store_transition(model.replay_buffer.target, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]
+            with watch(self._target_env, model, model.replay_buffer.target, domain="target domain"):
+                new_obs, rewards, dones, infos = self._target_env.step(action)
         except (BadDataError, FailedEnvError):
             self._target_env = None  # should learn() be called again, it is with another
             raise
-        finally:
-            vars(model).update(lent)
+        # A VecEnv has begun the next episode already.
+        ended = infos[0].get("terminal_observation") if dones[0] else None
+        next_obs: Any = new_obs if ended is None else _one_row(ended)
+        model.replay_buffer.target.add(self._last_obs, next_obs, buffer_action, rewards, dones, infos)
         self._last_obs = new_obs
         self.target_steps += 1
         self.logger.record("time/target_steps", self.target_steps, exclude="tensorboard")
@@ -290,6 +331,20 @@ class OffDynamicsCallback(BaseCallback):
         if self._episodes:
             self.logger.record("rollout/target_ep_rew_mean", safe_mean([episode["r"] for episode in self._episodes]))
             self.logger.record("rollout/target_ep_len_mean", safe_mean([episode["l"] for episode in self._episodes]))
+
+    def _act(self, model: OffPolicyAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+        """
+        An action as SB3's ``_sample_action`` chooses it, on the target's observation and without noise.
+
+        :param model: The model
+        :return: The action for the environment, and as replay buffers have it, between -1 and 1; ``(1, action_dim)`` each
+        """
+        warming_up = self.num_timesteps < model.learning_starts and not (model.use_sde and model.use_sde_at_warmup)
+        action = np.array([model.action_space.sample()]) if warming_up else self.predict(self._last_obs)[0]
+        if not isinstance(model.action_space, spaces.Box):
+            return action, action
+        scaled = model.policy.scale_action(action)
+        return model.policy.unscale_action(scaled), scaled
 
     def _normalize(self, observation: Any) -> Any:
         normalizer = self.model.get_vec_normalize_env()

@@ -1,19 +1,26 @@
 """
 CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file alone knows
 rl_zoo3.
+
+**Folders from other people.** ``enjoy``, ``record_video`` and ``push_to_hub`` run what a downloaded folder says, whatever the
+algorithm: RL Zoo reads ``config.yml`` and ``args.yml`` with a loader that makes any Python object, evaluates the value of
+``normalize``, calls what ``env_wrapper`` and ``vec_env_wrapper`` name, and unpickles ``vecnormalize.pkl``, besides the model's
+own pickles. No one setting makes this safe. The safe way is to leave the folder's settings alone and to load the model by
+itself: ``CIR.load("model.zip", trusted=False)``, in an environment that you make.
 """
 
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
@@ -23,12 +30,15 @@ from sb3_cir.baselines.simba_v2 import SimbaV2
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.checkpoint import Resumable, is_checkpoint
 from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.runs.files import checkpoints, is_checkpoint
+from sb3_cir.smr import SMR
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {
     "cir": CIR,
+    "sac_smr": SMR,
     "sac_tanh": SACTanh,
     "sac_tanh_norm": SACTanhNorm,
     "simba": SimBa,
@@ -38,6 +48,10 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
 }
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
+
+Method = Callable[..., Any]
+# Whose yaml an algorithm has that has no settings of its own.
+YAML_OF = {"sac_tanh": "sac_smr", "sac_tanh_norm": "sac_smr", "simba_smr": "simba"}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -61,6 +75,77 @@ def amend(module: ModuleType) -> None:
 
 def _add_algorithms(utils: ModuleType) -> None:
     utils.ALGOS.update(ALGOS)
+    for name, amended in (("get_model_path", _to_be_played), ("create_test_env", _with_word_on_episodes)):
+        function = getattr(utils, name)
+        if not hasattr(function, "__wrapped__"):  # once is enough
+            new = functools.wraps(function)(amended(function, utils))
+            for module in (utils, sys.modules["rl_zoo3"]):  # which has some of the names too, once it is imported
+                if hasattr(module, name):
+                    setattr(module, name, new)
+
+
+class _Played:
+    """
+    One of our algorithms while RL Zoo loads a model to play, film or publish it.
+
+    RL Zoo asks for no memory for transitions then, but only from the algorithms on a list of its own, which lacks ours.
+
+    :param algo: RL Zoo's name of the algorithm
+    :param utils: RL Zoo's ``utils``, which has this object in the algorithm's place until the model is loaded
+    """
+
+    def __init__(self, algo: str, utils: ModuleType):
+        self.algo = algo
+        self.utils = utils
+
+    def load(self, path: str, **kwargs: Any) -> "_SavedWithSuffix":
+        self.utils.ALGOS[self.algo] = ALGOS[self.algo]
+        model: BaseAlgorithm = ALGOS[self.algo].load(path, **{"buffer_size": 1, **kwargs})
+        return _SavedWithSuffix(model)  # which push_to_hub saves
+
+
+def _to_be_played(get_model_path: Method, utils: ModuleType) -> Method:
+    """RL Zoo's programs that load a model ask for its path first, and the one that trains does not."""
+
+    def amended(exp_id: int, folder: str, algo: str, *args: Any, **kwargs: Any) -> Any:
+        found = get_model_path(exp_id, folder, algo, *args, **kwargs)
+        if algo in ALGOS:
+            utils.ALGOS[algo] = _Played(algo, utils)
+        return found
+
+    return amended
+
+
+class _SaysIfNoEpisodeEnds(VecEnvWrapper):
+    """RL Zoo's ``enjoy`` prints what an episode earned when it ends, and nothing if none does."""
+
+    def __init__(self, venv: VecEnv):
+        super().__init__(venv)
+        self.steps = 0
+        self.has_ended = False
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        results = self.venv.step_wait()
+        self.steps += 1
+        self.has_ended = self.has_ended or bool(results[2].any())
+        return results
+
+    def close(self) -> None:
+        if self.steps and not self.has_ended:
+            print(f"No episode ended within {self.steps} steps, so there is no return to print. -n sets the number of steps.")
+        super().close()
+
+
+def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method:
+    def amended(*args: Any, **kwargs: Any) -> VecEnv:
+        env: VecEnv = create_test_env(*args, **kwargs)
+        ours = any(isinstance(algorithm, _Played) for algorithm in utils.ALGOS.values())
+        return _SaysIfNoEpisodeEnds(env) if ours else env
+
+    return amended
 
 
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
@@ -68,11 +153,8 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
     for algo in ("simba", "simba_smr", "flash_sac", "simba_v2"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
-    for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
+    for algo in ("sac_smr", "sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
-
-
-Method = Callable[..., Any]
 
 
 def _with_our_yaml(init: Method) -> Method:
@@ -85,10 +167,16 @@ def _with_our_yaml(init: Method) -> Method:
 
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
-        env_id = arguments["env_id"]
-        is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        algo, env_id = arguments["algo"], arguments["env_id"]
+        ours, theirs = HYPERPARAMS / f"{YAML_OF.get(algo, algo)}.yml", zoo_folder / "hyperparams" / f"{algo}.yml"
+        is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:
+            if arguments["algo"] in OFF_DYNAMICS and not env_id.startswith("odrl/"):
+                raise ValueError(
+                    f"--algo {arguments['algo']} learns from two domains, which its settings know for odrl/ ids alone, not "
+                    f"for {env_id}. For other domains name a yaml of your own by -conf, whose callback has a target: "
+                    "{sb3_cir.off_dynamics.OffDynamicsCallback: {target: <id>}}"
+                )
             arguments["config"] = str(ours)
         init(**arguments)
 
@@ -98,31 +186,48 @@ def _with_our_yaml(init: Method) -> Method:
 def _with_workers_gone(learn: Method) -> Method:
     """
     Ctrl-C reaches the worker processes of environments too. Where they are gone first, RL Zoo fails to close them and does
-    not come to saving the model, which is its next step.
+    not come to saving the model, which is its next step. Only closing may fail: an error while it learns is one.
     """
 
     def amended(self: Any, model: BaseAlgorithm) -> None:
+        learning = _Learning(model)
         try:
-            learn(self, model)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            # With a context, learning itself had failed before.
-            if self.algo not in ALGOS or error.__context__ is not None:
+            learn(self, learning)
+        except (BrokenPipeError, ConnectionResetError):
+            if self.algo not in ALGOS or not learning.interrupted:
                 raise
 
     return amended
 
 
-class _SavedWithSuffix:
-    """A model that adds ``.zip`` to the path it is saved to."""
+class _Model:
+    """A model, but for the methods of a subclass."""
 
     def __init__(self, model: BaseAlgorithm):
         self._model = model
 
-    def save(self, path: str) -> None:
-        self._model.save(f"{path}.zip")
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+
+class _Learning(_Model):
+    """A model that remembers whether Ctrl-C ended its ``learn()``."""
+
+    interrupted = False
+
+    def learn(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._model.learn(*args, **kwargs)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            raise
+
+
+class _SavedWithSuffix(_Model):
+    """A model that adds ``.zip`` to the path it is saved to."""
+
+    def save(self, path: str | Path) -> None:
+        self._model.save(f"{path}.zip")
 
 
 def _with_suffix(save: Method) -> Method:
@@ -135,16 +240,16 @@ def _with_suffix(save: Method) -> Method:
 
 
 def _with_checkpoints(create_callbacks: Method) -> Method:
-    """``--save-freq`` saves all that a run needs to go on where the algorithm can be resumed, not the model alone."""
+    """
+    ``--save-freq`` also saves all that a run needs to go on, where the algorithm can be resumed, in ``checkpoints/``. RL Zoo's
+    own files, a model each, are what ``enjoy --load-checkpoint`` and ``record_training`` look for.
+    """
 
     def amended(self: Any) -> None:
-        every = self.save_freq
-        if every <= 0 or not _is_resumable(self.algo):
-            create_callbacks(self)
-            return
-        self.save_freq = -1
+        every = self.save_freq  # RL Zoo divides it by the number of environments
         create_callbacks(self)
-        self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
+        if every > 0 and _is_resumable(self.algo):
+            self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
 
     return amended
 
@@ -154,9 +259,13 @@ def _from_checkpoints(load: Method) -> Method:
 
     def amended(self: Any, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         path = Path(self.trained_agent)
-        if not (is_checkpoint(path) and _is_resumable(self.algo)):
+        if not is_checkpoint(path):
             loaded: BaseAlgorithm = load(self, hyperparams, env)
             return loaded
+        if not _is_resumable(self.algo):
+            raise ValueError(
+                f"{path} is a checkpoint, from which --algo {self.algo} cannot go on: pass the --algo of the run that made it."
+            )
         algorithm: Any = ALGOS[self.algo]
         model: Resumable = algorithm(
             env=env,
@@ -167,10 +276,28 @@ def _from_checkpoints(load: Method) -> Method:
             **hyperparams,
         )
         model.restore(path)
-        print(f"Continuing at step {model.num_timesteps} of {self.n_timesteps}, from {path.parent}")
+        done = model.num_timesteps
+        if done > self.n_timesteps:
+            raise ValueError(f"{path} is of step {done}, past the {self.n_timesteps} of -n: nothing is left to learn.")
+        print(f"Continuing at step {done} of {self.n_timesteps}, from {path.parent}")
         return model
 
     return amended
+
+
+def name_newest_checkpoint(argv: list[str]) -> None:
+    """
+    Let ``-i`` of RL Zoo's command line take a folder of checkpoints, or a run's folder that has one. RL Zoo accepts files
+    only, so the newest checkpoint's path is put there.
+
+    :param argv: The command line, which is changed
+    """
+    for index, option in enumerate(argv[:-1]):
+        if option in ("-i", "--trained-agent"):
+            folder = Path(argv[index + 1])
+            found = [*checkpoints(folder), *checkpoints(folder / "checkpoints")]
+            if folder.is_dir() and found:
+                argv[index + 1] = str(found[0][1])
 
 
 def _is_resumable(algo: str) -> bool:
@@ -186,7 +313,15 @@ _METHODS: dict[str, Callable[[Method], Method]] = {
 }
 
 
+def _open_utf8(path: Any, mode: str = "r") -> IO[Any]:
+    """RL Zoo opens a yaml in the locale's encoding, and ours have Greek letters."""
+    return open(path, mode, encoding=None if "b" in mode else "utf-8")
+
+
 def _amend_exp_manager(exp_manager: ModuleType) -> None:
+    if "rl_zoo3" in Path(sys.argv[0]).parts:
+        name_newest_checkpoint(sys.argv)
+    vars(exp_manager)["open"] = _open_utf8
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
     vars(exp_manager).update(TwoDomainReplayBuffer=TwoDomainReplayBuffer, DeviceReplayBuffer=DeviceReplayBuffer)
     manager = exp_manager.ExperimentManager

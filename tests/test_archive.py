@@ -22,8 +22,8 @@ from torch import nn
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
-from sb3_cir.plain import from_plain, to_plain
 from sb3_cir.policies import CIRPolicy
+from sb3_cir.runs.plain import from_plain, to_plain
 
 
 class Makes:

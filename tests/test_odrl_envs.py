@@ -10,10 +10,11 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import yaml
 
 import sb3_cir
 from sb3_cir.envs.odrl import normalized_score
-from sb3_cir.envs.tasks import ODRL, ODRL_REFERENCE_SCORES
+from sb3_cir.envs.tasks import ODRL, ODRL_REFERENCE_SCORES, ODRL_SHIFTS
 
 pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
 
@@ -22,6 +23,39 @@ OF_ROBOT = {"walker2d": "Walker2d-v5", "ant": "Ant-v5", "hopper": "Hopper-v5", "
 ANKLE_END = dict(easy=0.32, medium=0.2, hard=0.08)
 ANKLE_ANGLE = dict(easy=62, medium=50, hard=38)
 HIP_ANGLE = dict(easy=24, medium=15, hard=6)
+# Degrees for the hopper and the walker, radians for the cheetah.
+JOINT_RANGES = {
+    ("hopper", "footjnt"): dict(easy={"foot": (-36, 36)}, medium={"foot": (-22.5, 22.5)}, hard={"foot": (-9, 9)}),
+    ("hopper", "legjnt"): dict(easy={"leg": (-120, 0)}, medium={"leg": (-75, 0)}, hard={"leg": (-30, 0)}),
+    ("walker2d", "footjnt"): dict(
+        easy={"foot": (-36, 36), "foot_left": (-36, 36)},
+        medium={"foot": (-22.5, 22.5), "foot_left": (-22.5, 22.5)},
+        hard={"foot": (-9, 9), "foot_left": (-9, 9)},
+    ),
+    ("walker2d", "thighjnt"): dict(
+        easy={"thigh": (-120, 0), "thigh_left": (-120, 0)},
+        medium={"thigh": (-75, 0), "thigh_left": (-75, 0)},
+        hard={"thigh": (-30, 0), "thigh_left": (-30, 0)},
+    ),
+    ("halfcheetah", "footjnt"): dict(
+        easy={"bfoot": (-0.32, 0.628), "ffoot": (-0.4, 0.4)},
+        medium={"bfoot": (-0.2, 0.3925), "ffoot": (-0.25, 0.25)},
+        hard={"bfoot": (-0.08, 0.157), "ffoot": (-0.1, 0.1)},
+    ),
+    ("halfcheetah", "thighjnt"): dict(
+        easy={"bthigh": (-0.416, 0.84), "fthigh": (-0.8, 0.56)},
+        medium={"bthigh": (-0.26, 0.525), "fthigh": (-0.5, 0.35)},
+        hard={"bthigh": (-0.104, 0.21), "fthigh": (-0.2, 0.14)},
+    ),
+}
+# Capsules, as (from, to, radius) in the robot's first position, and bodies' or joints' places there.
+TORSO = dict(easy=(1.53, 0.075), medium=(1.69, 0.1), hard=(1.85, 0.125))
+FOOT = dict(easy=(-0.104, 0.208, 0.048), medium=(-0.078, 0.156, 0.036), hard=(-0.052, 0.104, 0.024))
+KNEE = dict(easy=0.5, medium=0.35, hard=0.2)
+CHEETAH_TORSO = dict(easy=0.4, medium=0.25, hard=0.1)
+CHEETAH_KNEES = dict(
+    easy=((0.11, -0.11), (-0.09, -0.1)), medium=((0.08, -0.08), (-0.07, -0.08)), hard=((0.02, -0.02), (-0.04, -0.05))
+)
 # What a shift may change, other than contact and gravity; masses and inertias follow from sizes.
 FIELDS = (
     *("geom_friction", "geom_size", "geom_pos", "geom_quat", "geom_solref", "geom_solimp", "geom_margin", "geom_contype"),
@@ -38,7 +72,7 @@ def split(env_id: str) -> tuple[str, str, str]:
 
 def expected_model(env_id: str) -> dict[str, np.ndarray]:
     """The source's model with the task's edit, made on the compiled numbers."""
-    _, shift, level = split(env_id)
+    robot, shift, level = split(env_id)
     model = gym.make(env_id, domain="source").unwrapped.model
     expected = {name: np.array(getattr(model, name)) for name in FIELDS} | {"gravity": np.array(model.opt.gravity)}
     if shift == "friction":
@@ -49,6 +83,10 @@ def expected_model(env_id: str) -> dict[str, np.ndarray]:
         for name, sign in (("ankle_1", 1), ("ankle_2", -1), ("ankle_3", -1), ("ankle_4", 1)):
             angles = np.deg2rad(sorted([sign * 30, sign * ANKLE_ANGLE[level]]))
             expected["jnt_range"][model.joint(name).id] = angles
+    elif shift.startswith("kinematic") and robot != "ant":
+        for name, angles in JOINT_RANGES[robot, shift.split("-")[1]][level].items():
+            joint = model.joint(name if robot == "halfcheetah" else f"{name}_joint")
+            expected["jnt_range"][joint.id] = angles if robot == "halfcheetah" else np.deg2rad(angles)
     elif shift == "kinematic-hipjnt":
         for name in ("hip_1", "hip_2", "hip_3", "hip_4"):
             expected["jnt_range"][model.joint(name).id] = np.deg2rad([-HIP_ANGLE[level], HIP_ANGLE[level]])
@@ -70,13 +108,17 @@ def expected_model(env_id: str) -> dict[str, np.ndarray]:
 def test_all_tasks_are_registered() -> None:
     factors = ["0.1", "0.5", "2.0", "5.0"]
     expected = {f"odrl/{robot}-{shift}-{f}-v0" for robot in OF_ROBOT for shift in ("friction", "gravity") for f in factors}
-    for shift in ("kinematic-anklejnt", "kinematic-hipjnt", "morph-alllegs", "morph-halflegs"):
-        expected |= {f"odrl/ant-{shift}-{level}-v0" for level in ("easy", "medium", "hard")}
-    assert set(TASKS) == expected
+    for robot, shifts in ODRL_SHIFTS.items():
+        expected |= {f"odrl/{robot}-{shift}-{level}-v0" for shift in shifts for level in ("easy", "medium", "hard")}
+    assert set(TASKS) == expected == {f"odrl/{task}-v0" for task in ODRL_REFERENCE_SCORES}
+    assert len(TASKS) == 80
     assert {f"odrl/{task}-v0" for task in ODRL} <= expected
 
 
-@pytest.mark.parametrize("env_id", TASKS)
+OTHER_BODIES = [env_id for env_id in TASKS if "-morph-" in env_id and "/ant-" not in env_id]
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in TASKS if env_id not in OTHER_BODIES])
 def test_compiled_model(env_id: str) -> None:
     env = gym.make(env_id)
     model = env.unwrapped.model
@@ -88,6 +130,95 @@ def test_compiled_model(env_id: str) -> None:
     assert env.spec.max_episode_steps == 1000
     assert env.observation_space == source.observation_space
     assert env.action_space == source.action_space
+
+
+def upright(model):
+    """Where everything is in the robot's first position, with all angles 0."""
+    mujoco = pytest.importorskip("mujoco")
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return data
+
+
+def capsules(model) -> dict[str, tuple[list[float], float]]:
+    """Name -> (x and z of both ends, the lesser z or x first; radius), in the first position."""
+    data, found = upright(model), {}
+    for index in range(model.ngeom):
+        geom = model.geom(index)
+        if geom.name != "floor":
+            axis = data.geom_xmat[index].reshape(3, 3)[:, 2] * geom.size[1]
+            ends = sorted((data.geom_xpos[index] + sign * axis)[[0, 2]].round(6).tolist() for sign in (-1, 1))
+            found[geom.name] = (np.concatenate(ends), geom.size[0])
+    return found
+
+
+def expected_capsules(env_id: str, source) -> dict[str, tuple[list[float], float]]:
+    """The capsules that a shift changes, or moves."""
+    robot, shift, level = split(env_id)
+    part = shift.removeprefix("morph-")
+    if robot != "halfcheetah" and part == "torso":
+        top, radius = TORSO[level]
+        return {"torso_geom": ([0, 1.05, 0, top], radius)}
+    if part == "foot":
+        heel, toe, radius = FOOT[level]
+        return {"foot_geom": ([heel, 0.1, toe, 0.1], radius)}
+    if part == "leg":
+        knee = KNEE[level]
+        thigh, leg = ([0, knee, 0, 1.05], 0.05), ([0, 0.1, 0, knee], 0.04)
+        return {"thigh_geom": thigh, "thigh_left_geom": thigh, "leg_geom": leg, "leg_left_geom": leg}
+    before = capsules(source)
+    if part == "torso":
+        half = CHEETAH_TORSO[level]
+        moved = {name: before[name][0] - np.array([0.5 - half, 0] * 2) for name in ("head", "fthigh", "fshin", "ffoot")}
+        moved |= {name: before[name][0] + np.array([0.5 - half, 0] * 2) for name in ("bthigh", "bshin", "bfoot")}
+        return {"torso": ([-half, 0.7, half, 0.7], 0.046)} | {name: (ends, 0.046) for name, ends in moved.items()}
+    back, front = CHEETAH_KNEES[level]
+    found = {}
+    for name, hip, knee, shin, old_foot in (
+        ("b", (-0.5, 0.7), back, (-0.13, -0.15), (0.16 - 0.28, -0.25 - 0.14)),
+        ("f", (0.5, 0.7), front, (0.11, -0.13), (-0.14 + 0.13, -0.24 - 0.18)),
+    ):
+        places = np.cumsum([hip, knee, shin], axis=0)
+        for piece, ends in (("thigh", places[:2]), ("shin", places[1:])):
+            found[f"{name}{piece}"] = (np.concatenate(sorted(ends.tolist())), 0.046)
+        shift_of_foot = places[2] - hip - old_foot
+        found[f"{name}foot"] = (before[f"{name}foot"][0] + np.tile(shift_of_foot, 2), 0.046)
+    return found
+
+
+@pytest.mark.parametrize("env_id", OTHER_BODIES)
+def test_other_bodies(env_id: str) -> None:
+    """Each capsule lies where ODRL's file has it, and nothing else differs from the source; masses follow from sizes."""
+    robot, shift, level = split(env_id)
+    env, source = gym.make(env_id).unwrapped, gym.make(env_id, domain="source").unwrapped
+    changed, before, after = expected_capsules(env_id, source.model), capsules(source.model), capsules(env.model)
+    assert after.keys() == before.keys()
+    for name, (ends, radius) in (before | changed).items():
+        np.testing.assert_allclose(after[name][0], ends, atol=1e-5, err_msg=name)
+        assert after[name][1] == pytest.approx(radius), name
+    # The shift is one: no level is the source.
+    assert any(not np.allclose(after[name][0], before[name][0]) for name in changed)
+    for name in ("geom_friction", "jnt_range", "jnt_stiffness", "dof_damping", "actuator_gear", "qpos0"):
+        np.testing.assert_allclose(getattr(env.model, name), getattr(source.model, name), rtol=1e-5, err_msg=name)
+    # A joint is where the two capsules meet.
+    joints = {env.model.joint(index).name: place for index, place in enumerate(upright(env.model).xanchor)}
+    was = {source.model.joint(index).name: place for index, place in enumerate(upright(source.model).xanchor)}
+    if shift == "morph-leg":
+        for name in ("leg_joint", "leg_left_joint"):
+            np.testing.assert_allclose(joints.pop(name), [0, 0, KNEE[level]], atol=1e-6)
+    elif robot == "halfcheetah":
+        ends = {name: after[name][0].reshape(2, 2) for name in ("bthigh", "bshin", "fthigh", "fshin")}
+        for name in ("bthigh", "bshin", "fthigh", "fshin", "bfoot", "ffoot"):
+            place = joints.pop(name)[[0, 2]]
+            if shift == "morph-thigh" and name in ends:
+                assert min(abs(ends[name] - place).max(axis=1)) < 1e-5
+    for name, place in joints.items():
+        np.testing.assert_allclose(place, was[name], atol=1e-6, err_msg=name)
+    if robot == "halfcheetah":  # its file fixes the sum
+        assert env.model.body_mass.sum() == pytest.approx(14, abs=1e-3)
+    else:
+        assert env.model.body_mass.sum() != pytest.approx(source.model.body_mass.sum())
+    assert env.observation_space == source.observation_space
 
 
 @pytest.mark.parametrize("robot", OF_ROBOT)
@@ -145,18 +276,42 @@ def test_reference_scores_are_the_papers() -> None:
     with path.open() as file:
         for line in csv.DictReader(file):
             table.setdefault(line["row"], {})[line["column"]] = float(line["mean"])
-    assert {
-        task: (scores["Reference random policy score"], scores["Reference expert policy score"])
-        for task, scores in table.items()
-    } == ODRL_REFERENCE_SCORES
+    assert tuple(table) == ODRL
+    for task, scores in table.items():
+        random, expert = ODRL_REFERENCE_SCORES[task]
+        assert round(random, 2) == scores["Reference random policy score"]
+        assert expert == scores["Reference expert policy score"]
+
+
+@pytest.mark.parametrize(
+    ("task", "random", "expert"),
+    [
+        ("walker2d-gravity-0.1", 10.079455055289959, 2074.904),
+        ("ant-friction-5.0", -325.6, 4545.021),
+        ("ant-gravity-2.0", -325.6, 6705.12),
+        ("halfcheetah-friction-2.0", -280.178953, 11255.9677734375),
+        ("halfcheetah-morph-thigh-hard", -280.178953, 12135.0),
+        ("hopper-kinematic-legjnt-easy", -26.3360015397715, 3234.3),
+        ("walker2d-morph-leg-medium", 10.079455055289959, 4592.3),
+    ],
+)
+def test_reference_scores_are_odrls(task: str, random: float, expert: float) -> None:
+    assert ODRL_REFERENCE_SCORES[task] == (random, expert)
 
 
 def test_normalized_score() -> None:
     assert normalized_score("odrl/ant-gravity-0.5-v0", -325.6) == 0
     assert normalized_score("odrl/ant-gravity-0.5-v0", 4317.065) == 100
-    assert normalized_score("odrl/walker2d-gravity-0.5-v0", 10.08 + (5194.713 - 10.08) / 4) == pytest.approx(25)
-    with pytest.raises(ValueError, match=r"no reference scores for 'odrl/hopper-friction-0.5-v0'"):
-        normalized_score("odrl/hopper-friction-0.5-v0", 0.0)
+    assert normalized_score("odrl/walker2d-gravity-0.5-v0", 10.08 + (5194.713 - 10.08) / 4) == pytest.approx(25, abs=1e-3)
+    assert normalized_score("odrl/hopper-friction-0.5-v0", 3234.3) == 100
+    with pytest.raises(ValueError, match=r"no reference scores for 'odrl/pen-broken-joint-easy-v0', only for ODRL's tasks"):
+        normalized_score("odrl/pen-broken-joint-easy-v0", 0.0)
+
+
+def test_yaml_has_all_tasks() -> None:
+    entries = yaml.safe_load((Path(__file__).parent.parent / "hyperparams" / "cir.yml").read_text(encoding="utf-8"))
+    assert set(TASKS) == {env_id for env_id in entries if env_id.startswith("odrl/")}
+    assert all(entries[env_id] == entries[f"odrl/{ODRL[0]}-v0"] for env_id in TASKS)
 
 
 def random_returns(env_id: str, n_episodes: int, **kwargs) -> np.ndarray:

@@ -303,6 +303,61 @@ def test_darc_waits_and_scales() -> None:
     th.testing.assert_close(batch.rewards, 2 * darc.classifiers.log_ratio(batch).detach())
 
 
+def test_darc_with_odrls_softmax() -> None:
+    """One step of the classifiers on the loss as ODRL has it: cross-entropy of two outputs that are probabilities already."""
+    darc = on_a_line(DARC, correction_starts=0, classifier_freq=1, classifier_noise=0.0, odrl_softmax=True)
+    for buffer, shift in ((darc.replay_buffer.source, 0.0), (darc.replay_buffer.target, 1.0)):
+        fill(buffer, mean=0.0, std=1.0, shift=shift, noise=1.0, n=50)
+    source, target = darc.replay_buffer.sample_both(40)
+    labels = th.cat([th.zeros(20, dtype=th.long), th.ones(20, dtype=th.long)])
+    loss = th.zeros(())
+    for of_source, of_target in zip(darc.classifiers(source), darc.classifiers(target), strict=True):
+        logits = th.cat([of_source, of_target]) * th.tensor([[0.0, 1.0]])
+        loss = loss + th.nn.functional.cross_entropy(th.softmax(logits, dim=1), labels)
+    expected = th.autograd.grad(loss, list(darc.classifiers.parameters()))
+    darc.train_classifiers(source, target)
+    for parameter, gradient in zip(darc.classifiers.parameters(), expected, strict=True):
+        th.testing.assert_close(parameter.grad, gradient)
+    # What is added to rewards: the difference of log-probabilities, none of which is below that of 1e-10.
+    with th.no_grad():
+        darc.classifiers.sas[-1].bias.fill_(1000.0)
+        darc.classifiers.sa[-1].bias.fill_(0.0)
+        darc.classifiers.sa[-1].weight.fill_(0.0)
+    ratio = darc.classifiers.log_ratio(source, epsilon=1e-10)
+    th.testing.assert_close(ratio, th.full_like(ratio, 10 * np.log(10)))
+    assert (darc.classifiers.log_ratio(source) > 900).all()
+    assert (darc.sample_batch(darc.replay_buffer, 16).rewards < 30).all()
+
+
+@pytest.mark.parametrize("algorithm", [SAC, PAR])
+def test_nothing_is_lent_and_nothing_swapped(algorithm, tmp_path: Path) -> None:
+    """While the target is stepped and while the model trains, its attributes are its own; the batches are the algorithm's."""
+    seen = []
+
+    class Looks(gym.Wrapper):
+        def step(self, action):
+            seen.append((model._last_obs[0, 0], model.replay_buffer))
+            return super().step(action)
+
+    env = functools.partial(Drift, SOURCE)
+    model = algorithm("MlpPolicy", env(), **tiny(replay_buffer_class=TwoDomainReplayBuffer))
+    buffer, sample = model.replay_buffer, model.replay_buffer.source.sample
+    model.replay_buffer.source.sample = lambda *args: (seen.append((SOURCE, model.replay_buffer)), sample(*args))[1]
+    model.set_logger(configure(None, []))
+    model.learn(60, callback=OffDynamicsCallback(target=lambda: Looks(Drift(TARGET)), eval_freq=0))
+    assert len(seen) == 6 + 20
+    assert all(domain == SOURCE and found is buffer for domain, found in seen)
+    # A replay buffer that was saved is not tied to a model.
+    del buffer.source.sample
+    model.save_replay_buffer(tmp_path / "buffer.pkl")
+    other = algorithm("MlpPolicy", env(), **tiny(replay_buffer_class=TwoDomainReplayBuffer))
+    other.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert other.replay_buffer.make_batch is None
+    assert list(other.replay_buffer.parts()) == ["source", "target"]
+    assert other.replay_buffer.parts()["target"].size() == 6
+    assert (tmp_path / "buffer.pkl").stat().st_size < 400_000
+
+
 def test_par_penalty_is_near_zero_where_the_dynamics_agree() -> None:
     penalties = {}
     for name, shift in (("agree", 0.5), ("differ", -0.5)):

@@ -20,10 +20,17 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from sb3_contrib import TQC, CrossQ
 from small import small
-from stable_baselines3 import SAC
+from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
@@ -34,14 +41,18 @@ from test_off_dynamics import SOURCE, TARGET, Drift, check_buffer
 from test_save_load import members, same_tensors, wait_for
 from torch import nn
 
-from sb3_cir import CIR, checkpoint
-from sb3_cir.baselines import SimBa
+from sb3_cir import CIR
+from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa
+from sb3_cir.baselines.darc import DARC
+from sb3_cir.baselines.par import PAR
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.checkpoint import _find_episodes, checkpoints
 from sb3_cir.checks import FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
-from sb3_cir.plain import from_plain, to_plain
+from sb3_cir.runs.files import checkpoints
+from sb3_cir.runs.plain import from_plain, to_plain
+from sb3_cir.smr import SMR
 
 
 class Walk(gym.Env):
@@ -213,7 +224,9 @@ def test_arguments_come_back(tmp_path: Path) -> None:
     assert model.lr_schedule(0.75) == pytest.approx(5.5e-4)
     assert repr(model.action_noise) == repr(noise)
     small(Walk(), learning_rate=lambda progress: 1e-3).learn(20, callback=Checkpoint(20, tmp_path / "other"))
-    with pytest.raises(ValueError, match=r"^learning_rate: .*so pass learning_rate=\.\.\. to resume"):
+    with pytest.raises(
+        ValueError, match=r"step_20\.zip: learning_rate: .* cannot be said in JSON; pass learning_rate=\.\.\.$"
+    ):
         CIR.resume(tmp_path / "other", Walk())
     assert CIR.resume(tmp_path / "other", Walk(), learning_rate=1e-3).num_timesteps == 20
 
@@ -234,7 +247,9 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path, Walk(), buffer_size=100)
     with pytest.raises(ValueError, match="VecNormalize: this model's environment was wrapped in it and the run's is not"):
         CIR.resume(tmp_path, make_env([(0, 0)], normalize=True))
-    with pytest.raises(ValueError, match=r"actor\.latent_pi\.0\.weight was \(16, 2\) and is \(8, 2\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"actor\.latent_pi\.0\.weight was \(16, 2\) \(float32\) and is \(8, 2\) \(float32\)\.$"
+    ):
         CIR.resume(tmp_path, Walk(), policy_kwargs=dict(net_arch=[8, 8]))
     with pytest.raises(ValueError, match=r"step_20\.zip is a checkpoint: CIR\.resume"):
         CIR.load(tmp_path / "step_20.zip")
@@ -244,21 +259,64 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path / "nowhere", Walk())
     with pytest.raises(ValueError, match=r"it holds step 20 of another run. Continue that one with CIR.resume\(\), or choose"):
         small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
-    with pytest.raises(ValueError, match="copy_info_dict=True: no checkpoint can hold"):
+    with pytest.warns(UserWarning, match=r"HerReplayBuffer: no checkpoint can hold its infos \(copy_info_dict=True\)"):
         learn_her(tmp_path / "her", copy_info_dict=True)
-    with pytest.raises(ValueError, match="replay_buffer_class=Odd: no checkpoint can hold its attributes priorities"):
-        small(Walk(), replay_buffer_class=Odd).learn(20, callback=Checkpoint(20, tmp_path / "odd"))
     for arguments in (dict(every=0), dict(every=1, keep=0)):
         with pytest.raises(ValueError, match="must be at least 1"):
             Checkpoint(folder=tmp_path, **arguments)
-    with pytest.raises(ValueError, match="a SAC cannot be resumed"):
+    with pytest.raises(ValueError, match=r"a SAC cannot be resumed. sb3_cir.runs.resumable\(SAC\) makes a class that can"):
         small(Walk(), model_class=SAC).learn(20, callback=Checkpoint(20, tmp_path / "sac"))
 
 
 class Odd(ReplayBuffer):
-    def __init__(self, *args, **kwargs):
+    """One with plain values of its own, a column of its own, and something that no file holds."""
+
+    def __init__(self, *args, alpha: float = 0.6, **kwargs):
         super().__init__(*args, **kwargs)
-        self.priorities = np.ones(self.buffer_size)
+        self.alpha = alpha
+        self.largest = 1.0
+        self.sums = np.zeros(3)
+        self.weights = np.zeros((self.buffer_size, self.n_envs), np.float32)
+        self.where = Path()
+
+    def add(self, obs, *args):
+        self.largest += 1
+        self.sums += 0.5
+        self.weights[self.pos] = self.largest
+        super().add(obs, *args)
+
+
+def test_a_buffer_of_ones_own(tmp_path: Path) -> None:
+    """What it keeps goes on; what cannot be kept is named."""
+    kwargs = dict(replay_buffer_class=Odd, replay_buffer_kwargs=dict(alpha=0.3))
+    with pytest.warns(UserWarning, match="Odd: no checkpoint can hold its where: a run that is resumed will be without"):
+        model = small(Walk(), **kwargs).learn(30, callback=Checkpoint(10, tmp_path))
+    found = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd).replay_buffer
+    assert (found.alpha, found.largest, found.sums.tolist()) == (0.3, 31.0, [15.0] * 3)
+    np.testing.assert_array_equal(found.weights, model.replay_buffer.weights)
+
+
+def test_rows_that_are_changed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relabelled where they are, or added: the next checkpoint has them as they are then."""
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 300)
+
+    class Relabel(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            buffer = self.model.replay_buffer
+            if self.num_timesteps == 35:
+                buffer.rewards[3:20] = -7
+                for _ in range(100):
+                    buffer.add(np.ones(2), np.ones(2), np.ones(1), np.ones(1), np.zeros(1), [{}])
+
+        def _on_step(self) -> bool:
+            return True
+
+    model = small(Walk(), learning_starts=1000, buffer_size=90)
+    model.learn(60, callback=[Checkpoint(20, tmp_path), Relabel()])
+    for name in ("observations", "rewards", "actions", "dones"):
+        found = CIR.resume(tmp_path, Walk()).replay_buffer
+        np.testing.assert_array_equal(getattr(found, name), getattr(model.replay_buffer, name))
+    assert CIR.resume(tmp_path / "step_40.zip", Walk()).replay_buffer.pos == 50
 
 
 def learn_her(folder: Path, **kwargs) -> CIR:
@@ -325,54 +383,34 @@ def test_her_after_a_failure() -> None:
     assert model.replay_buffer.ep_length[:44, 0].tolist() == [14] * 14 + [23] * 23 + [0] * 7
 
 
-def test_her_episodes_on_a_ring(tmp_path: Path) -> None:
-    """The lengths that are found again are those that HER's own bookkeeping has, after every single step."""
-    kwargs = dict(replay_buffer_class=HerReplayBuffer, learning_starts=1000, buffer_size=60)
-    model = small(make_env([(0, 0), (0.5, 3)], form="goal", length=11), "MultiInputPolicy", **kwargs)
-    for steps in range(2, 140, 2):
-        model.learn(2, reset_num_timesteps=steps == 2)
-        buffer = model.replay_buffer
-        expected = buffer.ep_length.copy()
-        buffer.ep_length[:] = -1
-        _find_episodes(buffer)
-        np.testing.assert_array_equal(buffer.ep_length, expected)
-
-
-def test_only_new_rows_are_written(tmp_path: Path) -> None:
-    """However often the ring turns, a checkpoint writes what came since the last one, and nothing useless is kept."""
-    sizes = []
+def test_only_changed_blocks_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often the ring turns, a checkpoint writes the blocks with new rows, and nothing useless is kept."""
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(rows, "BLOCKS", 12)  # of six rows each
+    written, kept = [], []
 
     class Sizes(BaseCallback):
         def _on_step(self) -> bool:
-            newest = [path for path in (tmp_path / "transitions").glob("*.npz") if f"_{self.num_timesteps - 1}_" in path.name]
-            if newest:
-                rows = [np.load(path)["rewards"].shape[0] for path in newest]
-                sizes.append((sum(rows), len(list((tmp_path / "transitions").iterdir()))))
+            there = list((tmp_path / "transitions").glob("*")) if (tmp_path / "transitions").exists() else []
+            if self.num_timesteps % 10 == 1 and there:
+                written.append(len([path for path in there if f"_{self.num_timesteps - 1}_" in path.name]))
+                kept.append(len(there))
             return True
 
     model = small(Walk(), buffer_size=60, learning_starts=1000)
     model.learn(333, callback=[Checkpoint(10, tmp_path), Sizes()])
-    assert len(sizes) == 33
-    assert sizes[0] == (11, 1)
-    assert all(rows == 12 for rows, _ in sizes[1:])
-    assert max(files for _, files in sizes) <= 60 // 10 + 3
+    assert len(written) == 33
+    assert all(number in (2, 3) for number in written)
+    assert max(kept) <= 10 + 3
     for step, path in checkpoints(tmp_path):
         for_step = CIR.resume(path, Walk())
-        rows = (np.arange(60) + for_step.replay_buffer.pos) % 60
+        order = (np.arange(60) + for_step.replay_buffer.pos) % 60
         assert for_step.num_timesteps == step
-        np.testing.assert_array_equal(for_step.replay_buffer.observations[rows, 0, 1], np.arange(step - 60, step) % 23)
+        np.testing.assert_array_equal(for_step.replay_buffer.observations[order, 0, 1], np.arange(step - 60, step) % 23)
     assert [step for step, _ in checkpoints(tmp_path)] == [333, 330]
 
 
-def test_large_buffers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 300)
-    model = small(Walk(), buffer_size=60, learning_starts=1000).learn(80, callback=Checkpoint(80, tmp_path))
-    assert len(list((tmp_path / "transitions").iterdir())) > 5
-    found = CIR.resume(tmp_path, Walk())
-    np.testing.assert_array_equal(found.replay_buffer.observations, model.replay_buffer.observations)
-
-
-@pytest.mark.parametrize("what", ["step_60.zip", "transitions/replay_60_*.npz"])
+@pytest.mark.parametrize("what", ["step_60.zip", "transitions/replay_60_*.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "altered", "deleted"])
 def test_damaged(what: str, how: str, tmp_path: Path) -> None:
     model = small(Walk()).learn(60, callback=Checkpoint(30, tmp_path))
@@ -404,7 +442,7 @@ def test_damaged(what: str, how: str, tmp_path: Path) -> None:
     assert model.num_timesteps == 60
 
 
-@pytest.mark.parametrize("what", ["step_37.zip", "transitions/replay_37_*.npz"])
+@pytest.mark.parametrize("what", ["step_37.zip", "transitions/replay_37_*.safetensors"])
 def test_going_on_behind_a_damaged_one(what: str, tmp_path: Path) -> None:
     """It counts for nothing, though it is between the one that is gone back to and the next."""
     small(Walk()).learn(37, callback=Checkpoint(30, tmp_path))
@@ -479,7 +517,7 @@ def test_another_temperature(tmp_path: Path) -> None:
 def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any of the files of a checkpoint; the next one has all that the failed one was to have."""
     fsync = os.fsync
-    for failing in (1, 2, 3, 4):
+    for failing in (1, 2, 3):
         folder, calls = tmp_path / str(failing), []
 
         def full(handle: int, failing=failing, calls=calls) -> None:
@@ -495,7 +533,7 @@ def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             model.learn(45, callback=Checkpoint(15, folder))
         monkeypatch.setattr(os, "fsync", fsync)
         said = [str(each.message) for each in warned if "checkpoint" in str(each.message)]
-        last = 15 if failing < 4 else 30
+        last = 15
         assert said == [
             f"No checkpoint of step 30 in {folder}: the disk is full; the last good one is step {last}, training goes on and "
             "the next try is at step 45."
@@ -672,3 +710,245 @@ def test_simba(tmp_path: Path) -> None:
         model.learn(60, callback=[Checkpoint(20, tmp_path), Stop(40)])
     model = SimBa.resume(tmp_path, Walk(*power.value.args[0]))
     assert same_tensors(whole.get_parameters(), model.learn(60).get_parameters())
+
+
+def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
+    """SB3's own by their names; anybody's, what is numbers and was not given to the constructor."""
+
+    class Mine(BaseCallback):
+        def __init__(self, limit: int, path: str):
+            super().__init__()
+            self.limit, self.path, self.name = limit, path, path
+            self.seen, self.sums, self.array, self.pair = 0, [], np.zeros(2), (0, 0)
+
+        def _on_step(self) -> bool:
+            self.seen += 1
+            self.sums.append(self.seen)
+            self.array += 1
+            self.pair = (self.seen, -self.seen)
+            return True
+
+    def callbacks(limit: int, path: str) -> list[BaseCallback]:
+        return [Mine(limit, path), StopTrainingOnMaxEpisodes(4), EveryNTimesteps(25, Mine(0, ""))]
+
+    first = callbacks(3, "here")
+    small(Walk()).learn(60, callback=[Checkpoint(30, tmp_path), *first])
+    second = callbacks(5, "there")
+    model = CIR.resume(tmp_path, Walk()).learn(200, callback=second)
+    assert model.num_timesteps == 60 + 2 * 23  # the third and the fourth episode end there
+    mine = second[0]
+    assert (mine.limit, mine.path, mine.name) == (5, "there", "there")
+    assert (mine.seen, mine.sums[:3], mine.array.tolist(), mine.pair) == (106, [1, 2, 3], [106.0, 106.0], (106, -106))
+    assert second[2].last_time_trigger == 100
+
+
+def test_numbers_of_episodes(tmp_path: Path) -> None:
+    """Also those that ``Monitor`` was asked for."""
+
+    class Info(Walk):
+        def step(self, action):
+            *results, info = super().step(action)
+            return *results, {"score": 2.5, "name": "x"}
+
+    env = Monitor(Info(), info_keywords=("score", "name"))
+    small(env).learn(60, callback=Checkpoint(30, tmp_path))
+    (first, second) = CIR.resume(tmp_path, env).ep_info_buffer
+    assert first["score"] == second["score"] == 2.5
+    assert "name" not in first
+
+
+class Deaf(Walk):
+    """Begins its episodes at random, and its observation does not say where it is: no run can go on in their midst."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.state = self.np_random.normal(size=2).astype(np.float32)
+        self.hidden = self.np_random.normal()
+        return self.observe(), {}
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.hidden, False, bool(self.np_random.random() < 0.04), {}
+
+
+RESUMABLE: dict[str, dict[str, Any]] = {
+    "CIR": dict(model_class=CIR),
+    "SMR": dict(model_class=SMR),
+    "SimBa": dict(model_class=SimBa, policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8]))),
+    "SACTanh": dict(model_class=SACTanh),
+    "SACTanhNorm": dict(model_class=SACTanhNorm),
+    "SAC": dict(model_class=resumable(SAC)),
+    "TD3": dict(model_class=resumable(TD3), action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1))),
+    "DDPG": dict(model_class=resumable(DDPG)),
+    "TQC": dict(model_class=resumable(TQC)),
+    "CrossQ": dict(model_class=resumable(CrossQ)),
+    "DQN": dict(model_class=resumable(DQN), discrete=True),
+    "several, normalised": dict(model_class=CIR, n_envs=3, normalize=True),
+}
+
+
+class Discrete(gym.ActionWrapper):
+    """Two actions."""
+
+    action_space = spaces.Discrete(2)
+
+    def action(self, action):
+        return np.array([2.0 * action - 1], np.float32)
+
+
+@pytest.mark.parametrize("name", RESUMABLE)
+def test_to_the_bit_with_episodes_that_begin_anew(name: str, tmp_path: Path) -> None:
+    """For any off-policy algorithm: a run that was killed equals one that was not, and so do its evaluations."""
+    kwargs = dict(RESUMABLE[name])
+    n_envs, normalize = kwargs.pop("n_envs", 1), kwargs.pop("normalize", False)
+    discrete = kwargs.pop("discrete", False)
+
+    def env(n: int = n_envs):
+        made = DummyVecEnv([lambda: Discrete(Deaf()) if discrete else Deaf()] * n)
+        return VecNormalize(made) if normalize else made
+
+    def callbacks(folder: Path, *more: BaseCallback) -> tuple[EvalCallback, list[BaseCallback]]:
+        evaluated = env(1)
+        evaluation = EvalCallback(evaluated, n_eval_episodes=2, eval_freq=15, log_path=str(folder), verbose=0, warn=False)
+        return evaluation, [Checkpoint(30, folder, restart_episodes=True), evaluation, *more]
+
+    make = functools.partial(small, **kwargs)
+    expected, learning = callbacks(tmp_path / "whole")
+    whole = make(env()).learn(120, callback=learning)
+    _, learning = callbacks(tmp_path / "killed", Stop(75))
+    with pytest.raises(PowerError):
+        make(env()).learn(120, callback=learning)
+    for seed in (random.seed, np.random.seed, th.manual_seed):
+        seed(1)
+    found, learning = callbacks(tmp_path / "killed")
+    model = type(whole).resume(tmp_path / "killed", env())
+    assert model.num_timesteps == 60
+    model.learn(120, callback=learning)
+    assert same_tensors(whole.get_parameters(), model.get_parameters())
+    np.testing.assert_array_equal(whole.replay_buffer.observations, model.replay_buffer.observations)
+    np.testing.assert_array_equal(whole.replay_buffer.rewards, model.replay_buffer.rewards)
+    assert expected.evaluations_timesteps == found.evaluations_timesteps
+    np.testing.assert_array_equal(expected.evaluations_results, found.evaluations_results)
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [(CIR, {}), (TwoDomainSAC, {}), (DARC, dict(correction_starts=20)), (PAR, {})])
+def test_two_domains_to_the_bit(kind: type, arguments: dict, tmp_path: Path) -> None:
+    def callbacks(folder: str, *more: BaseCallback) -> list[BaseCallback]:
+        off_dynamics = OffDynamicsCallback(target=functools.partial(Drift, TARGET), eval_freq=0, target_freq=5)
+        return [Checkpoint(40, tmp_path / folder, restart_episodes=True), off_dynamics, *more]
+
+    make = functools.partial(small, model_class=kind, replay_buffer_class=TwoDomainReplayBuffer, **arguments)
+    whole = make(Drift(SOURCE)).learn(160, callback=callbacks("whole"))
+    with pytest.raises(PowerError):
+        make(DummyVecEnv([lambda: Walkable(SOURCE)])).learn(160, callback=callbacks("killed", Stop(100)))
+    model = kind.resume(tmp_path / "killed", Drift(SOURCE))
+    assert model.num_timesteps == 80
+    model.learn(160, callback=callbacks("killed"))
+    assert same_tensors(whole.get_parameters(), model.get_parameters())
+    for ours, theirs in zip(pair(whole), pair(model), strict=True):
+        np.testing.assert_array_equal(ours.observations, theirs.observations)
+        np.testing.assert_array_equal(ours.timeouts, theirs.timeouts)
+
+
+class Walkable(Drift):
+    """With the attribute that :class:`Stop` looks at."""
+
+    state = (0.0,)
+
+
+def test_sb3s_own_files_stay_sb3s(tmp_path: Path) -> None:
+    """A model of a class that was made resumable is loaded by the class itself, and the other way round."""
+    model = small(Walk(), model_class=resumable(SAC)).learn(30)
+    model.save(tmp_path / "model")
+    assert same_tensors(SAC.load(tmp_path / "model", device="cpu").get_parameters(), model.get_parameters())
+    plain = small(Walk(), model_class=SAC).learn(30)
+    plain.save(tmp_path / "plain")
+    assert same_tensors(resumable(SAC).load(tmp_path / "plain", device="cpu").get_parameters(), plain.get_parameters())
+    assert resumable(SAC) is resumable(SAC)
+    assert resumable(CIR) is CIR
+    with pytest.raises(TypeError, match="is no off-policy algorithm"):
+        resumable(PPO)
+
+
+def test_an_argument_under_another_name(tmp_path: Path) -> None:
+    """It does not silently fall back to its default."""
+
+    class Mine(CIR):
+        def __init__(self, *args: Any, beta: float = 0.5, **kwargs: Any):
+            self._beta = beta
+            super().__init__(*args, **kwargs)
+
+    small(Walk(), model_class=Mine, beta=0.9).learn(20, callback=Checkpoint(20, tmp_path))
+    with pytest.raises(ValueError, match=r"beta: Mine keeps it under another name, or not at all; pass beta=\.\.\.$"):
+        Mine.resume(tmp_path, Walk())
+    assert Mine.resume(tmp_path, Walk(), beta=0.9)._beta == 0.9
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
+    model = small(Walk(), convex_coef=1.0, batch_size=8)
+    with pytest.warns(
+        UserWarning, match=r"with other settings than it was begun with \(batch_size: 16 → 8; convex_coef: 0.3 → 1.0\)"
+    ):
+        model.restore(tmp_path)
+
+
+def test_a_folder_that_is_removed_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made again; and a relative one stays where it was when the callback was made."""
+
+    class Leave(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 25:
+                shutil.rmtree(tmp_path / "relative")
+                monkeypatch.chdir("/")
+            return True
+
+    monkeypatch.chdir(tmp_path)
+    small(Walk()).learn(40, callback=[Checkpoint(20, "relative"), Leave()])
+    assert CIR.resume(tmp_path / "relative", Walk()).num_timesteps == 40
+
+
+def test_what_is_no_checkpoint(tmp_path: Path) -> None:
+    model = small(Walk()).learn(30, callback=Checkpoint(30, tmp_path / "folder"))
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"model\.zip is no checkpoint: a model that was saved is loaded by load\(\)"):
+        CIR.resume(tmp_path / "model.zip", Walk())
+    with pytest.raises(ValueError, match=r"step 30 of this model's earlier learn\(\), and the count begins anew"):
+        model.learn(30, callback=Checkpoint(30, tmp_path / "folder"))
+
+
+def test_checkpoints_that_are_mixed_up(tmp_path: Path) -> None:
+    for name in "ab":
+        small(Walk()).learn(60, callback=Checkpoint(20, tmp_path / name))
+    shutil.copy(tmp_path / "a/step_40.zip", tmp_path / "a/step_60.zip")
+    with pytest.warns(UserWarning, match=r"step_60.zip is damaged \(it is of step 40, which is not its name\)"):
+        assert CIR.resume(tmp_path / "a", Walk()).num_timesteps == 40
+    shutil.copy(tmp_path / "a/step_40.zip", tmp_path / "b/step_40.zip")
+    with pytest.raises(ValueError, match=r"step_60.zip and step_40.zip are of two runs \(.*\): name the file to go on from"):
+        CIR.resume(tmp_path / "b", Walk())
+    assert CIR.resume(tmp_path / "b/step_60.zip", Walk()).num_timesteps == 60
+
+
+def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may not read the newest one is told, and it is not deleted."""
+    small(Walk()).learn(40, callback=Checkpoint(20, tmp_path))
+    real = os.open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path).endswith("step_40.zip"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(PermissionError, match="Permission denied: it cannot be read, so whether it is whole is not known"):
+        CIR.resume(tmp_path, Walk())
+    CIR.resume(tmp_path / "step_20.zip", Walk()).learn(30, callback=Checkpoint(10, tmp_path))
+    assert [step for step, _ in checkpoints(tmp_path)] == [40, 30, 20]
+
+
+def test_version_0_1_is_refused(tmp_path: Path) -> None:
+    small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
+    path = tmp_path / "step_20.zip"
+    path.write_bytes(files.pack_archive({"manifest.json": '{"format": 1}', "state.pt": b""}).getvalue())
+    with pytest.raises(ValueError, match=r"version 0\.1 wrote it; this version cannot resume it, finish the run with 0\.1"):
+        CIR.resume(tmp_path, Walk())

@@ -10,7 +10,8 @@ import numpy as np
 from test_save_load import TRAIN, wait_for
 from test_zoo import run
 
-from sb3_cir.checkpoint import checkpoints, read
+from sb3_cir.runs.checkpoint import read
+from sb3_cir.runs.files import checkpoints
 
 OPTIONS = ["--save-freq", "100", "--eval-freq", "150", "--eval-episodes", "1", "-params", "policy_kwargs:dict(net_arch=[16])"]
 OPTIONS += ["batch_size:16", "learning_starts:50", "normalize:True", "learning_rate:'lin_3e-4'", "noise_type:'normal'"]

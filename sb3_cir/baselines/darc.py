@@ -1,6 +1,6 @@
 """DARC: what it adds to SAC on two domains."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim
@@ -43,14 +43,19 @@ class DomainClassifiers(nn.Module):
         )
         return by_sas, by_sa
 
-    def log_ratio(self, batch: ReplayBufferSamples) -> th.Tensor:
+    def log_ratio(self, batch: ReplayBufferSamples, epsilon: float = 0.0) -> th.Tensor:
         """
         By Bayes' rule the difference of the two log-odds is the log-ratio of the dynamics.
 
         :param batch: Transitions
+        :param epsilon: Added to each probability before its logarithm is taken
         :return: Estimate of ``log p_target(s' | s, a) - log p_source(s' | s, a)``, ``(batch, 1)``
         """
         by_sas, by_sa = self(batch)
+        if epsilon:
+            by_sas, by_sa = (
+                th.log(th.sigmoid(odds) + epsilon) - th.log(th.sigmoid(-odds) + epsilon) for odds in (by_sas, by_sa)
+            )
         difference: th.Tensor = by_sas - by_sa
         return difference
 
@@ -59,8 +64,11 @@ class DARC(TwoDomainSAC):
     """
     Domain Adaptation with Rewards from Classifiers (https://arxiv.org/abs/2006.13916), as ODRL runs it.
 
-    SAC on source transitions alone, with a reward for those that would be as likely in the target domain. ODRL's code
-    takes a softmax twice in the classifiers' loss, so that its odds are no odds; here the loss is the paper's.
+    SAC on source transitions alone, with a reward for those that would be as likely in the target domain.
+
+    ODRL's code takes a softmax twice in the classifiers' loss. A classifier that minimises such a loss has a log-odds of
+    2 artanh(x) where the true one is x, and one without bound where x is beyond 1: what DARC adds to the reward is no
+    log-ratio then. Here the loss is DARC's own by default. Figures that were made with ODRL need ``odrl_softmax=True``.
 
     :param args: SAC's arguments
     :param correction_coef: Weight of the log-ratio in the reward
@@ -69,9 +77,13 @@ class DARC(TwoDomainSAC):
     :param classifier_noise: Standard deviation of the Gaussian noise on the classifiers' inputs while they learn. The
         log-ratio they learn is that of the noisy transitions.
     :param classifier_arch: Hidden layers of each classifier; default ``[256, 256]``
+    :param odrl_softmax: Whether the classifiers learn as in ODRL's code, by a softmax taken twice, and have probabilities to
+        which 1e-10 is added before the logarithm, so that no log-odds is beyond 23.03
     :param kwargs: SAC's arguments
     :raises ValueError: If observations are no vectors, or with n-step returns.
     """
+
+    counters: ClassVar[tuple[str, ...]] = (*TwoDomainSAC.counters, "n_batches")
 
     def __init__(
         self,
@@ -81,6 +93,7 @@ class DARC(TwoDomainSAC):
         classifier_freq: int = 10,
         classifier_noise: float = 1.0,
         classifier_arch: list[int] | None = None,
+        odrl_softmax: bool = False,
         **kwargs: Any,
     ):
         self.correction_coef = correction_coef
@@ -88,6 +101,7 @@ class DARC(TwoDomainSAC):
         self.classifier_freq = classifier_freq
         self.classifier_noise = classifier_noise
         self.classifier_arch = [256, 256] if classifier_arch is None else classifier_arch
+        self.odrl_softmax = odrl_softmax
         self.n_batches = 0
         super().__init__(*args, **kwargs)
 
@@ -108,7 +122,8 @@ class DARC(TwoDomainSAC):
         if self.n_batches % self.classifier_freq == 0:
             self.train_classifiers(*pair.sample_both(batch_size, env))
         with th.no_grad():
-            correction = self.correction_coef * self.classifiers.log_ratio(batch)
+            ratio = self.classifiers.log_ratio(batch, epsilon=1e-10 if self.odrl_softmax else 0.0)
+            correction = self.correction_coef * ratio
         self.logger.record("train/reward_correction", correction.mean().item())
         return batch._replace(rewards=batch.rewards + correction)
 
@@ -123,6 +138,9 @@ class DARC(TwoDomainSAC):
         loss = th.zeros((), device=self.device)
         for batch, label in ((source, 0.0), (target, 1.0)):
             for log_odds in self.classifiers(batch, self.classifier_noise):
+                if self.odrl_softmax:
+                    # The probabilities in place of logits: p - (1 - p) is their difference, as log_odds is that of logits.
+                    log_odds = th.tanh(log_odds / 2)
                 loss = loss + F.binary_cross_entropy_with_logits(log_odds, th.full_like(log_odds, label)) / 2
         self.classifier_optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
 """PAR: what it adds to SAC on two domains."""
 
 import copy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim
@@ -59,6 +59,8 @@ class PAR(TwoDomainSAC):
     :param kwargs: SAC's arguments; ``tau`` is the encoder's too, whose averaged copy gives the penalty.
     :raises ValueError: If observations are no vectors, or with n-step returns.
     """
+
+    counters: ClassVar[tuple[str, ...]] = (*TwoDomainSAC.counters, "n_batches")
 
     def __init__(
         self, *args: Any, penalty_coef: float = 0.1, encoder_freq: int = 200, encoder_width: int = 256, **kwargs: Any

@@ -1,19 +1,31 @@
-"""SAC that learns from a source and a target domain, and what DARC and PAR share."""
+"""
+SAC that learns from a source and a target domain, and what DARC and PAR share.
 
-import functools
-from types import SimpleNamespace
+The three have ODRL's settings and run on SB3's SAC. What ODRL's code (https://github.com/OffDynamicsRL/off-dynamics-rl) does
+otherwise:
+
+- Its log-probability of an action is exact. SB3's has 1e-6 under the logarithm, and so a floor for saturated actions.
+- Its critic loss is the sum of both critics' errors, SB3's is half of that. Adam is nearly, not exactly, free of scale.
+- An update is critics, then target networks, then actor. SB3's is critics, actor, target networks. The actor's loss has no
+  target network in it, so that only the order of random numbers differs.
+- Until it learns it acts by the untrained policy. SB3 acts uniformly at random.
+- Its first step in the target is beside the first in the source, ours is beside the tenth. There are as many.
+- DARC's classifiers have two outputs each, for the source and for the target; ours have the difference of the two. Its loss
+  takes the softmax twice, see ``DARC(odrl_softmax=True)``.
+
+What differs in the environments is in :mod:`sb3_cir.envs.odrl`.
+"""
 
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_cir.archive import PlainArchive
-from sb3_cir.checks import CheckedRollouts
-from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer, join
+from sb3_cir.runs.algorithm import Resumable
 
 
-class TwoDomainSAC(CheckedRollouts, PlainArchive, SAC):
+class TwoDomainSAC(Resumable, SAC):
     """
     SAC with half of every batch from the source and half from the target: ODRL's SAC baseline.
 
@@ -36,14 +48,9 @@ class TwoDomainSAC(CheckedRollouts, PlainArchive, SAC):
         :param gradient_steps: Number of updates
         :param batch_size: Transitions in a batch, of both domains together
         """
-        pair = self.replay_buffer
-        assert isinstance(pair, TwoDomainReplayBuffer)
-        # One batch for each gradient step is all that SAC's train() asks its replay buffer for.
-        self.replay_buffer = SimpleNamespace(sample=functools.partial(self.sample_batch, pair))  # type: ignore[assignment]
-        try:
-            super().train(gradient_steps, batch_size)
-        finally:
-            self.replay_buffer = pair
+        assert isinstance(self.replay_buffer, TwoDomainReplayBuffer)
+        self.replay_buffer.make_batch = self.sample_batch  # here, since a replay buffer may have been loaded meanwhile
+        super().train(gradient_steps, batch_size)
 
     def sample_batch(
         self, pair: TwoDomainReplayBuffer, batch_size: int, env: VecNormalize | None = None
@@ -54,7 +61,7 @@ class TwoDomainSAC(CheckedRollouts, PlainArchive, SAC):
         :param env: ``VecNormalize`` to normalise with, if there is one
         :return: What SAC learns from in one gradient step
         """
-        return pair.sample(batch_size, env)
+        return join(*pair.sample_both(batch_size, env))
 
 
 def require_single_transitions(model: SAC) -> None:

@@ -7,13 +7,17 @@ shifts are the table ``SHIFTS``, edits of the models that Gymnasium brings; MuJo
 What differs from ODRL, which runs gym's v3 tasks on mujoco-py:
 
 - v3 pays the healthy reward on the step that ends an episode too, Gymnasium's v5 does not: at most 1 an episode.
-- The ant's observation has 27 entries, not 111: the other 84 are contact forces, which read 0 there. For the same reason
-  the contact cost is off.
+- The ant's observation has 27 entries, not 111. The other 84 are contact forces, which read 0 there whatever the ant does,
+  so they are dropped. For the same reason the contact cost is off.
 - ODRL's hopper friction files leave the floor as it is, with MuJoCo's default friction of 1; here every geom is scaled, as
-  ODRL does for the other robots.
+  ODRL does for the other robots. Of two geoms that touch MuJoCo takes the larger friction, so the foot feels the difference
+  at a factor of 0.1 alone: 1.0 with ODRL's file, 0.2 here.
+
+What ODRL's algorithms do otherwise than ours is in :mod:`sb3_cir.baselines.two_domain_sac`.
 """
 
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +26,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from sb3_cir.envs.tasks import ODRL_REFERENCE_SCORES
+from sb3_cir.envs.tasks import ODRL, ODRL_REFERENCE_SCORES
 
 INSTALL = "odrl tasks need MuJoCo: pip install 'sb3-cir[odrl]'."
 
@@ -74,10 +78,10 @@ def limit_ankles(spec: Any, degrees: float) -> None:
         spec.joint(name).range = angles
 
 
-def limit_hips(spec: Any, degrees: float) -> None:
-    """Let the ant's hips turn ``degrees`` to either side (unshifted: 30)."""
-    for index in range(1, 5):
-        spec.joint(f"hip_{index}").range = [-degrees, degrees]
+def narrow_joints(spec: Any, factor: float, joints: tuple[str, ...]) -> None:
+    """Scale the two ends of these joints' ranges."""
+    for name in joints:
+        spec.joint(name).range = spec.joint(name).range * factor
 
 
 def shorten_lower_legs(spec: Any, end: float, legs: tuple[str, ...]) -> None:
@@ -89,47 +93,123 @@ def shorten_lower_legs(spec: Any, end: float, legs: tuple[str, ...]) -> None:
         geom.fromto = ends
 
 
+# The hopper's and the walker's models are upright in their first position: a capsule's half length is along z there.
+def grow_torso(spec: Any, factor: float) -> None:
+    """
+    Make the hopper's or the walker's torso ``factor`` times as thick and ``0.8 * factor`` times as long (unshifted: radius
+    0.05, half length 0.2). Its lower end, the hip, stays where it is.
+    """
+    geom = spec.geom("torso_geom")
+    radius, half_length = geom.size[:2]
+    geom.size = [radius * factor, half_length * 0.8 * factor, 0]
+    geom.pos = [*geom.pos[:2], geom.pos[2] + half_length * (0.8 * factor - 1)]
+
+
+def shrink_foot(spec: Any, factor: float) -> None:
+    """Scale the hopper's foot, in length and thickness, around its ankle."""
+    geom, ankle = spec.geom("foot_geom"), spec.joint("foot_joint").pos
+    geom.size = geom.size * factor
+    geom.pos = ankle + (geom.pos - ankle) * factor
+
+
+def lower_knees(spec: Any, height: float) -> None:
+    """
+    Put the walker's knees at ``height`` above the floor (unshifted: 0.6), between hips at 1.05 and ankles at 0.1: thighs
+    become longer and lower legs shorter.
+    """
+    hip, ankle, leg_body = 1.05, 0.1, 0.35
+    for side in ("", "_left"):
+        thigh, leg, knee = spec.geom(f"thigh{side}_geom"), spec.geom(f"leg{side}_geom"), spec.joint(f"leg{side}_joint")
+        thigh.size, thigh.pos = [thigh.size[0], (hip - height) / 2, 0], [0, 0, (height - hip) / 2]
+        leg.size, leg.pos = [leg.size[0], (height - ankle) / 2, 0], [0, 0, (height + ankle) / 2 - leg_body]
+        knee.pos = [0, 0, height - leg_body]
+
+
+def shorten_cheetah(spec: Any, half_length: float) -> None:
+    """Let the cheetah's torso end at ``half_length`` to either side (unshifted: 0.5); head and thighs move with its ends."""
+    change = spec.geom("torso").fromto[3] - half_length
+    spec.geom("torso").fromto = [-half_length, 0, 0, half_length, 0, 0]
+    for part, sign in ((spec.geom("head"), 1), (spec.body("fthigh"), 1), (spec.body("bthigh"), -1)):
+        part.pos = part.pos - [sign * change, 0, 0]
+
+
+def shorten_thighs(spec: Any, knees: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    """
+    Put the cheetah's back and front knee at these x and z from their hips (unshifted: 0.16, -0.25 and -0.14, -0.24). Each
+    thigh is a capsule from hip to knee then. ODRL gives the shins such a capsule too, at each level the same one.
+    """
+    back, front = knees
+    for part, lower, (x, z) in (
+        ("bthigh", "bshin", back),
+        ("bshin", "bfoot", (-0.13, -0.15)),
+        ("fthigh", "fshin", front),
+        ("fshin", "ffoot", (0.11, -0.13)),
+    ):
+        geom = spec.geom(part)
+        geom.pos, geom.size = [x / 2, 0, z / 2], [geom.size[0], math.hypot(x, z) / 2, 0]
+        geom.alt.axisangle = [0, 1, 0, math.atan2(-x, -z)]
+        spec.body(lower).pos = [x, 0, z]
+
+
 class Shift(NamedTuple):
     """
-    One kind of shift.
+    One kind of shift. Two robots can have different edits under one name.
 
+    :param name: Its name in ids
     :param robots: Who can have it
     :param edit: What it does to the model
-    :param levels: The number that the edit gets at each level
+    :param levels: What the edit gets at each level
     """
 
+    name: str
     robots: tuple[str, ...]
-    edit: Callable[[Any, float], None]
-    levels: dict[str, float]
+    edit: Callable[[Any, Any], None]
+    levels: dict[str, Any]
 
 
 FACTORS = {"0.1": 0.1, "0.5": 0.5, "2.0": 2.0, "5.0": 5.0}
 FRONT_LEGS = ("left", "right")
 ALL_LEGS = (*FRONT_LEGS, "third", "fourth")
 
-SHIFTS = {
-    "friction": Shift(tuple(ROBOTS), scale_friction, FACTORS),
-    "gravity": Shift(tuple(ROBOTS), scale_gravity, FACTORS),
-    "kinematic-anklejnt": Shift(("ant",), limit_ankles, dict(easy=62, medium=50, hard=38)),
-    "kinematic-hipjnt": Shift(("ant",), limit_hips, dict(easy=24, medium=15, hard=6)),
-    "morph-alllegs": Shift(
-        ("ant",), functools.partial(shorten_lower_legs, legs=ALL_LEGS), dict(easy=0.32, medium=0.2, hard=0.08)
-    ),
-    "morph-halflegs": Shift(
-        ("ant",), functools.partial(shorten_lower_legs, legs=FRONT_LEGS), dict(easy=0.32, medium=0.2, hard=0.08)
-    ),
-}
+NARROWER = dict(easy=0.8, medium=0.5, hard=0.2)
+SHORTER = dict(easy=0.32, medium=0.2, hard=0.08)
+KNEES = dict(easy=((0.11, -0.11), (-0.09, -0.1)), medium=((0.08, -0.08), (-0.07, -0.08)), hard=((0.02, -0.02), (-0.04, -0.05)))
+
+
+def _narrow(*joints: str) -> Callable[[Any, float], None]:
+    return functools.partial(narrow_joints, joints=joints)
+
+
+SHIFTS = (
+    Shift("friction", tuple(ROBOTS), scale_friction, FACTORS),
+    Shift("gravity", tuple(ROBOTS), scale_gravity, FACTORS),
+    Shift("kinematic-anklejnt", ("ant",), limit_ankles, dict(easy=62, medium=50, hard=38)),
+    Shift("kinematic-hipjnt", ("ant",), _narrow("hip_1", "hip_2", "hip_3", "hip_4"), NARROWER),
+    Shift("kinematic-footjnt", ("hopper",), _narrow("foot_joint"), NARROWER),
+    Shift("kinematic-footjnt", ("walker2d",), _narrow("foot_joint", "foot_left_joint"), NARROWER),
+    Shift("kinematic-footjnt", ("halfcheetah",), _narrow("bfoot", "ffoot"), NARROWER),
+    Shift("kinematic-legjnt", ("hopper",), _narrow("leg_joint"), NARROWER),
+    Shift("kinematic-thighjnt", ("walker2d",), _narrow("thigh_joint", "thigh_left_joint"), NARROWER),
+    Shift("kinematic-thighjnt", ("halfcheetah",), _narrow("bthigh", "fthigh"), NARROWER),
+    Shift("morph-alllegs", ("ant",), functools.partial(shorten_lower_legs, legs=ALL_LEGS), SHORTER),
+    Shift("morph-halflegs", ("ant",), functools.partial(shorten_lower_legs, legs=FRONT_LEGS), SHORTER),
+    Shift("morph-torso", ("hopper", "walker2d"), grow_torso, dict(easy=1.5, medium=2.0, hard=2.5)),
+    Shift("morph-torso", ("halfcheetah",), shorten_cheetah, dict(easy=0.4, medium=0.25, hard=0.1)),
+    Shift("morph-foot", ("hopper",), shrink_foot, dict(easy=0.8, medium=0.6, hard=0.4)),
+    Shift("morph-leg", ("walker2d",), lower_knees, dict(easy=0.5, medium=0.35, hard=0.2)),
+    Shift("morph-thigh", ("halfcheetah",), shorten_thighs, KNEES),
+)
 
 
 def specs() -> Iterator[EnvSpec]:
     """Yield all tasks, for Gymnasium's registry."""
-    for name, shift in SHIFTS.items():
+    for shift in SHIFTS:
         for robot in shift.robots:
             for level in shift.levels:
                 yield EnvSpec(
-                    f"odrl/{robot}-{name}-{level}-v0",
+                    f"odrl/{robot}-{shift.name}-{level}-v0",
                     entry_point="sb3_cir.envs.odrl:load",
-                    kwargs=dict(robot=robot, shift=name, level=level),
+                    kwargs=dict(robot=robot, shift=shift.name, level=level),
                     max_episode_steps=1000,
                 )
 
@@ -139,7 +219,7 @@ def load(robot: str, shift: str, level: str, domain: str = "target", **kwargs: A
     Make one domain of a task.
 
     :param robot: A key of ``ROBOTS``
-    :param shift: A key of ``SHIFTS``
+    :param shift: The name of one of ``SHIFTS`` that this robot can have
     :param level: One of the shift's levels
     :param domain: "target", the shifted robot, or "source", the robot as it was
     :param kwargs: Passed on to Gymnasium's class (``render_mode`` ...)
@@ -165,15 +245,16 @@ def _folder() -> "tempfile.TemporaryDirectory[str]":
 
 # The file stays as long as the process: a copy of an environment reads it again.
 @functools.cache
-def _shifted_model(robot: str, shift: str, level: str) -> str:
+def _shifted_model(robot: str, name: str, level: str) -> str:
     """Write the shifted model to a file, since Gymnasium takes a model by its path only; return that."""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 
     spec = mujoco.MjSpec.from_file(expand_model_path(ROBOTS[robot].model))
-    SHIFTS[shift].edit(spec, SHIFTS[shift].levels[level])
+    shift = next(each for each in SHIFTS if each.name == name and robot in each.robots)
+    shift.edit(spec, shift.levels[level])
     spec.compile()
-    path = Path(_folder().name) / f"{robot}-{shift}-{level}.xml"
+    path = Path(_folder().name) / f"{robot}-{name}-{level}.xml"
     path.write_text(spec.to_xml())
     return str(path)
 
@@ -181,7 +262,7 @@ def _shifted_model(robot: str, shift: str, level: str) -> str:
 def has_reference_score(env_id: str) -> bool:
     """
     :param env_id: Any Gymnasium id
-    :return: Whether it is one of the paper's eight tasks, which have reference scores.
+    :return: Whether ODRL has reference scores for it, as it does for all of its tasks here
     """
     return _task(env_id) in ODRL_REFERENCE_SCORES
 
@@ -190,13 +271,13 @@ def normalized_score(env_id: str, episode_return: float) -> float:
     """
     ODRL's score: 0 for the random policy's return, 100 for the expert's.
 
-    :param env_id: ``odrl/<task>-v0`` for one of the paper's eight tasks
+    :param env_id: ``odrl/<task>-v0``
     :param episode_return: Return in the target domain
     :return: ``(J - random) / (expert - random) * 100``
-    :raises ValueError: If the paper gives no reference scores for the task.
+    :raises ValueError: If ODRL has no reference scores for the task.
     """
     if not has_reference_score(env_id):
-        raise ValueError(f"There are no reference scores for {env_id!r}, only for {', '.join(ODRL_REFERENCE_SCORES)}.")
+        raise ValueError(f"There are no reference scores for {env_id!r}, only for ODRL's tasks, such as 'odrl/{ODRL[0]}-v0'.")
     random, expert = ODRL_REFERENCE_SCORES[_task(env_id)]
     return (episode_return - random) / (expert - random) * 100
 

@@ -113,15 +113,49 @@ def normalized_return(task: str, episode_return: float) -> float:
     return episode_return / {**HUMANOID_BENCH, **HUMANOID_BENCH_WIDER}[task] * 1000
 
 
-# ODRL's eight tasks in the paper, each with the returns of the random and the expert policy in the target domain.
-ODRL_REFERENCE_SCORES = {
-    "walker2d-friction-0.5": (10.08, 4229.348),
-    "walker2d-friction-5.0": (10.08, 4988.835),
-    "ant-friction-0.5": (-325.6, 8301.338),
-    "walker2d-gravity-0.5": (10.08, 5194.713),
-    "ant-gravity-0.5": (-325.6, 4317.065),
-    "ant-gravity-5.0": (-325.6, 6226.89),
-    "ant-kinematic-anklejnt-medium": (-325.6, 5139.832),
-    "ant-morph-alllegs-hard": (-325.6, 5139.832),
+# ODRL's tasks that the paper uses.
+ODRL = (
+    "walker2d-friction-0.5",
+    "walker2d-friction-5.0",
+    "ant-friction-0.5",
+    "walker2d-gravity-0.5",
+    "ant-gravity-0.5",
+    "ant-gravity-5.0",
+    "ant-kinematic-anklejnt-medium",
+    "ant-morph-alllegs-hard",
+)
+
+# ODRL's reference scores (envs/infos.py of its repository): returns of a random and of an expert policy. Each robot has one
+# random return, that of the source. Under friction and gravity most experts are the target's own. Everywhere else, and for
+# all of the hopper's tasks, there is one expert for a robot. The cheetah's gravity 0.5 and 2.0 have the same figure there.
+ODRL_RANDOM = {"walker2d": 10.079455055289959, "ant": -325.6, "hopper": -26.3360015397715, "halfcheetah": -280.178953}
+ODRL_EXPERT = {"walker2d": 4592.3, "ant": 5139.832, "hopper": 3234.3, "halfcheetah": 12135.0}
+# Robot and shift -> the experts at 0.1, 0.5, 2.0 and 5.0
+ODRL_EXPERT_BY_FACTOR = {
+    "walker2d-friction": (3360.181, 4229.348, 5180.044, 4988.835),
+    "walker2d-gravity": (2074.904, 5194.713, 5056.445, 3665.385),
+    "ant-friction": (7938.962, 8301.338, 5167.376, 4545.021),
+    "ant-gravity": (2782.098, 4317.065, 6705.12, 6226.89),
+    "hopper-friction": (3234.3,) * 4,
+    "hopper-gravity": (3234.3,) * 4,
+    "halfcheetah-friction": (41696.546875, 7357.0712890625, 11255.9677734375, 10199.3271484375),
+    "halfcheetah-gravity": (2466.85, 9509.15, 9509.15, 3756.24),
 }
-ODRL = tuple(ODRL_REFERENCE_SCORES)
+# Robot -> its kinematic and morphology shifts, each with the levels easy, medium and hard
+ODRL_SHIFTS = {
+    "walker2d": ("kinematic-footjnt", "kinematic-thighjnt", "morph-leg", "morph-torso"),
+    "ant": ("kinematic-anklejnt", "kinematic-hipjnt", "morph-alllegs", "morph-halflegs"),
+    "hopper": ("kinematic-footjnt", "kinematic-legjnt", "morph-foot", "morph-torso"),
+    "halfcheetah": ("kinematic-footjnt", "kinematic-thighjnt", "morph-thigh", "morph-torso"),
+}
+# Task -> (random, expert), for all 80
+ODRL_REFERENCE_SCORES = {
+    f"{name}-{factor}": (ODRL_RANDOM[name.split("-")[0]], expert)
+    for name, experts in ODRL_EXPERT_BY_FACTOR.items()
+    for factor, expert in zip(("0.1", "0.5", "2.0", "5.0"), experts, strict=True)
+} | {
+    f"{robot}-{shift}-{level}": (ODRL_RANDOM[robot], ODRL_EXPERT[robot])
+    for robot, shifts in ODRL_SHIFTS.items()
+    for shift in shifts
+    for level in ("easy", "medium", "hard")
+}

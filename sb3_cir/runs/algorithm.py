@@ -1,0 +1,264 @@
+"""The one class that hooks into SB3: each hook is a call of a function of the modules beside it."""
+
+import functools
+import os
+import pathlib
+from collections.abc import Iterable
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
+from stable_baselines3.common.vec_env import VecEnv
+from typing_extensions import Self
+
+from sb3_cir.runs import archive, arguments, checkpoint, rows, state, watch
+from sb3_cir.runs.state import Stored
+
+
+class Saver(Protocol):
+    """The callback that makes checkpoints."""
+
+    restart_episodes: bool
+
+    def between_rollouts(self, root: BaseCallback) -> None:
+        """Whether it is time for one is looked at here."""
+
+    def finish(self) -> None:
+        """The run has come to its end."""
+
+    def stop_listening(self) -> None:
+        """Signals do again what they did before."""
+
+    def workers_gone(self) -> None:
+        """The environments' processes have ended."""
+
+
+class Resumable(OffPolicyAlgorithm):
+    """
+    For an off-policy algorithm of SB3, to stand before it: ``class SMR(Resumable, SAC)``, or ``SAC = resumable(SAC)``.
+
+    Its runs can be resumed from the checkpoints of a :class:`~sb3_cir.callbacks.Checkpoint`, end with a clear error where an
+    environment gives what cannot be learned from, and its models are saved so that no pickle is needed to load them.
+    """
+
+    # Attributes that count something, beside SB3's own: a subclass with others adds them.
+    counters: ClassVar[tuple[str, ...]] = state.COUNTERS
+    # Arguments of a base class that a subclass's constructor does not take.
+    fixed_arguments: ClassVar[tuple[str, ...]] = ()
+    # Whether models are saved in SB3's own format, which SB3 reads too.
+    sb3_archives: ClassVar[bool] = False
+
+    _resumed: Stored | None = None  # until its first rollout
+    _saved: checkpoint.Saved | None = None  # the newest checkpoint
+    _saver: Saver | None = None  # while it learns
+
+    @classmethod
+    def resume(cls, place: str | os.PathLike[str], env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any) -> Self:
+        """
+        The model of an interrupted run, from the newest whole checkpoint of a :class:`~sb3_cir.callbacks.Checkpoint`.
+
+        ``learn(total)`` then goes on to ``total`` steps, those made before included: call it as the interrupted run did. (Only
+        ``reset_num_timesteps=False`` makes it so many steps more, as SB3 has it.) The episode under way is not restored: it
+        counts as cut off, unless the environment's first observation is the one the run was interrupted at.
+
+        :param place: The folder of checkpoints, or one of its ``.zip`` files, to go back to
+        :param env: The environment to go on in, as many in number as there were; ``VecNormalize``, if there was one, takes
+            its statistics from the checkpoint.
+        :param device: Device to go on on
+        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold
+        :return: The model
+        :raises FileNotFoundError: If there is no checkpoint that can be read.
+        :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
+        """
+        stored = checkpoint.read(Path(place))
+        checkpoint.check_class(cls, stored.manifest.algorithm, str(stored.path))
+        read = arguments.read(cls, stored.manifest.arguments, kwargs, str(stored.path))
+        model = cls(env=env, device=device, **read, **kwargs)
+        model._restore(stored)
+        return model  # what differs was asked for by name
+
+    def restore(self, place: str | os.PathLike[str]) -> None:
+        """
+        As :meth:`resume`, into this model, whose arguments stay as they are. A warning names those that differ.
+
+        :param place: The folder of checkpoints, or one of its ``.zip`` files, to go back to
+        :raises FileNotFoundError: If there is no checkpoint that can be read.
+        :raises ValueError: If the model does not fit the checkpoint.
+        """
+        stored = checkpoint.read(Path(place))
+        checkpoint.check_class(type(self), stored.manifest.algorithm, str(stored.path))
+        self._restore(stored)
+        arguments.warn_of_differences(self, stored.manifest.arguments)
+
+    def _restore(self, stored: Stored) -> None:
+        state.check(self, stored)
+        state.put(self, stored)
+        self._saved = checkpoint.saved(stored)
+        self._resumed = stored
+        if self.env is not None:
+            self.env.seed(state.episode_seed(self, stored.manifest.run))
+
+    def learn(
+        self,
+        total_timesteps: float,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Self:
+        """
+        As SB3's. The first after :meth:`resume` goes on to ``total_timesteps`` in all.
+
+        :param total_timesteps: Steps of the agent, over all environments; a float such as ``1e6`` will do.
+        :param tb_log_name: Name of the run for TensorBoard. Default: the class's
+        :raises BadDataError: If an environment gives what cannot be learned from (a ``ValueError``).
+        :raises FailedEnvError: If an environment raises, or if its process ends (a ``RuntimeError``).
+        :raises ValueError: If the actor's output is not finite.
+        """
+        total_timesteps, name = int(total_timesteps), tb_log_name or type(self).__name__
+        if self._resumed is not None and reset_num_timesteps:
+            total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
+        try:
+            with watch.watch(self.env, self, *rows.first(self.replay_buffer)):
+                super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
+                if self._saver is not None:
+                    self._saver.finish()
+        finally:
+            if self._saver is not None:
+                self._saver.stop_listening()
+                self._saver = None
+        return self
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
+        """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
+        if self._resumed is not None:
+            anew = self._saver is not None and self._saver.restart_episodes
+            state.go_on(self, self._resumed, callback, anew)
+            self._resumed = None
+        if self._saver is not None:
+            self._saver.between_rollouts(callback)
+        try:
+            return super().collect_rollouts(env, callback, *args, **kwargs)
+        except (EOFError, BrokenPipeError, ConnectionResetError, watch.FailedEnvError):
+            # Ctrl-C reaches the worker processes of environments too, and they are gone at the next step.
+            if self._saver is not None:
+                self._saver.workers_gone()
+            raise
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        return watch.checked_action(self, super()._sample_action, *args, **kwargs)
+
+    def save(
+        self,
+        path: str | pathlib.Path | BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """
+        Save all the attributes of the object and the model parameters in a zip-file.
+
+        :param path: path to the file where the rl agent should be saved
+        :param exclude: name of parameters that should be excluded in addition to the default ones
+        :param include: name of parameters that might be excluded but should be included anyway
+        """
+        if self.sb3_archives:
+            super().save(path, exclude, include)
+        else:
+            archive.save(self, path, {*self._excluded_save_params(), *(exclude or ())} - set(include or ()))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | pathlib.Path | BufferedIOBase,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        trusted: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """
+        Load the model from a zip-file.
+
+        :param path: path to the file (or a file-like) where to load the agent from
+        :param env: the new environment to run the loaded model on (can be None if you only need prediction from a trained
+            model)
+        :param device: Device on which the code should run.
+        :param custom_objects: Attributes by name, in place of what the file has
+        :param print_system_info: Whether to print system info from the saved model and the current system info
+        :param force_reset: Force call to ``reset()`` before training
+        :param trusted: Whether to unpickle what the file has, which can run any code: only for files from someone you trust.
+            Otherwise only plain values and arrays are read; what a model does not need (its last observation, the episodes
+            that the log's means are of) is left out.
+        :param kwargs: extra arguments to change the model when loading
+        :return: new model instance with loaded parameters
+        :raises ValueError: If the file is a checkpoint, is damaged or is another algorithm's, if it has what no constructor
+            allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
+        """
+        options = archive.Options(env, device, custom_objects or {}, print_system_info, force_reset, trusted, kwargs)
+        return archive.load(cls, path, options)
+
+    def set_parameters(
+        self,
+        load_path_or_dict: str | dict[str, Any],
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+    ) -> None:
+        """As SB3's, from a model that was saved in either format too."""
+        if not isinstance(load_path_or_dict, dict):
+            archive.put_parameters(self, load_path_or_dict)
+            return
+        super().set_parameters(load_path_or_dict, exact_match, device)
+
+    def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
+        """
+        Save the replay buffer without a pickle: what it has come to, by :meth:`load_replay_buffer` to be read again.
+
+        :param path: Path to the file; ``.safetensors`` is added where it has no suffix. Folders are made.
+        """
+        assert self.replay_buffer is not None, "The replay buffer is not defined"
+        archive.save_buffer(self.replay_buffer, path)
+
+    def load_replay_buffer(
+        self, path: str | pathlib.Path | BufferedIOBase, truncate_last_traj: bool = True, trusted: bool = True
+    ) -> None:
+        """
+        Load a replay buffer, into this model's own.
+
+        :param path: Path to the file
+        :param truncate_last_traj: Whether the episode that was under way counts as ended: nothing joins its last transition to
+            the next one.
+        :param trusted: Whether a buffer that SB3 has pickled is read, which can run any code
+        :raises ValueError: If the buffer does not fit this model's, or if ``trusted`` is False and it is a pickle.
+        """
+        archive.load_buffer(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]
+
+
+Algorithm = TypeVar("Algorithm", bound=type[OffPolicyAlgorithm])
+
+
+@functools.cache
+def resumable(algorithm: Algorithm) -> Algorithm:
+    """
+    Any off-policy algorithm of SB3 or sb3-contrib, as one whose runs can be resumed to the bit: ``SAC = resumable(SAC)``.
+
+    :param algorithm: Its class
+    :return: A subclass of the same name. It saves models in SB3's own format, so that the algorithm itself loads them too.
+    :raises TypeError: If it is no off-policy algorithm.
+    """
+    if not (isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm)):
+        raise TypeError(f"{algorithm!r} is no off-policy algorithm: runs of those alone can be resumed.")
+    if issubclass(algorithm, Resumable):
+        return algorithm
+    members = {"sb3_archives": True, "__module__": algorithm.__module__, "__doc__": algorithm.__doc__}
+    return type(algorithm.__name__, (Resumable, algorithm), members)  # type: ignore[return-value]

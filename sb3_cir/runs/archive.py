@@ -1,0 +1,448 @@
+"""
+Saved models and replay buffers, read without trusting them.
+
+SB3's archives hold pickles, which run whatever code their maker put there when they are loaded. Ours have what a model needs as
+plain values and arrays beside them. ``load(..., trusted=False)`` reads these alone, and so it does of SB3's format, in which
+version 0.1 saved.
+
+What is read goes through one gate, whatever the format and whether it is trusted: the constructor's own checks, then a comparison
+of each array with what it replaces.
+"""
+
+import io
+import pathlib
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import __version__ as sb3_version
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.save_util import data_to_json, json_to_data, open_path
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+from torch.overrides import TorchFunctionMode
+
+from sb3_cir.buffers import cut_off
+from sb3_cir.runs import arguments, checkpoint, files, parameters, rows, state
+from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.plain import Argument, Buffer, Model, from_plain, validate
+
+MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
+VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
+File = str | pathlib.Path | io.BufferedIOBase
+
+# What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
+DISPENSABLE = {"lr_schedule", "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"}
+SPACES = ("observation_space", "action_space")
+# No network is so large that a count in its arguments may be larger than this, unless an array of the file is.
+LARGEST_COUNT = 4096
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``load()`` was called with, see :meth:`~sb3_cir.runs.algorithm.Resumable.load`."""
+
+    env: GymEnv | None
+    device: th.device | str
+    custom_objects: dict[str, Any]
+    print_system_info: bool
+    force_reset: bool
+    trusted: bool
+    changes: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Content:
+    """
+    A saved model as it was read, in either format.
+
+    :param what: The file's name, for errors
+    :param size: Its bytes
+    :param attributes: The model's attributes as SB3 writes them: plain values and pickles
+    :param plain: The constructor's arguments and the spaces, as plain values
+    :param counters: How far the model had come
+    :param n_envs: Environments that it learned from
+    :param arrays: All that it has learned, see :mod:`sb3_cir.runs.parameters`
+    :param rates: Learning rates
+    """
+
+    what: str
+    size: int
+    attributes: str
+    plain: dict[str, Argument]
+    counters: dict[str, Any]
+    n_envs: int
+    arrays: dict[str, np.ndarray]
+    rates: dict[str, list[float]]
+
+
+# Models
+
+
+def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
+    """
+    :param model: A model
+    :param path: Where to
+    :param exclude: Attributes that are left out
+    """
+    torch_names = {name.split(".")[0] for names in model._get_torch_save_params() for name in names}
+    attributes = {name: value for name, value in vars(model).items() if name not in exclude | torch_names}
+    manifest = Model(**checkpoint.describe_model(model))
+    members = {
+        PICKLES: data_to_json(attributes),
+        MANIFEST: manifest.model_dump_json(),
+        ARRAYS: files.pack(parameters.take(model)),
+        VERSION: sb3_version,
+        SYSTEM: get_system_info(print_info=False)[1],
+    }
+    content = files.pack_archive(members).getbuffer()
+    file = open_path(path, "w", verbose=0, suffix="zip")
+    file.write(content)
+    if isinstance(path, (str, pathlib.Path)):
+        file.close()
+
+
+def load(kind: type[Any], path: File, options: Options) -> Any:
+    """
+    :param kind: The class to be made
+    :param path: The file
+    :param options: How
+    :return: The model
+    :raises ValueError: If the file is a checkpoint, is damaged or is another algorithm's, or if it has what cannot be read.
+    """
+    if isinstance(path, (str, pathlib.Path)) and files.is_checkpoint(Path(path)):
+        raise ValueError(f"{path} is a checkpoint: {kind.__name__}.resume(path, env) reads it.")
+    if options.print_system_info:
+        print("== CURRENT SYSTEM INFO ==")
+        get_system_info()
+    content = read(kind, path, options)
+    attributes = _trusted(content, options) if options.trusted else _untrusted(kind, content, options)
+    try:
+        return _build(kind, content, attributes, options)
+    except MemoryError as error:
+        raise ValueError(f"{content.what}: a model of these sizes does not fit into memory.") from error
+
+
+def read(kind: type[Any], path: File, options: Options) -> Content:
+    """
+    :param kind: The class to be made
+    :param path: The file
+    :param options: How
+    :return: What it holds. Nothing was unpickled.
+    :raises ValueError: If it is damaged, or another algorithm's.
+    """
+    what, content = _bytes(path, "zip")
+    members = files.unpack_archive(content, what)
+    if options.print_system_info and SYSTEM in members:
+        print("== SAVED MODEL SYSTEM INFO ==")
+        print(members[SYSTEM].decode(errors="replace"))
+    if MANIFEST not in members:
+        return _read_first_format(kind, members, what, len(content))
+    files.require(members, [ARRAYS, PICKLES], what)
+    manifest = validate(Model, files.read_json(members[MANIFEST], f"{what}: {MANIFEST}"), f"{what}: {MANIFEST}")
+    checkpoint.check_class(kind, manifest.algorithm, what)
+    return Content(
+        what,
+        len(content),
+        members[PICKLES].decode(errors="replace"),
+        manifest.arguments | {name: Argument(value=value) for name, value in manifest.spaces.items()},
+        manifest.counters,
+        manifest.n_envs,
+        files.unpack(members[ARRAYS], f"{what}: {ARRAYS}"),
+        manifest.learning_rates,
+    )
+
+
+def _bytes(path: File, suffix: str) -> tuple[str, bytes]:
+    """:return: The file's name, and what is in it"""
+    if not isinstance(path, (str, pathlib.Path)):
+        return str(getattr(path, "name", path)), path.read()
+    found = Path(path)
+    if not found.exists() and not found.suffix:
+        found = found.with_suffix(f".{suffix}")
+    return found.name, files.read_regular(found)
+
+
+def _read_first_format(kind: type[Any], members: dict[str, bytes], what: str, size: int) -> Content:
+    """What SB3 writes, and wrote for version 0.1: attributes in JSON, some as pickles; state dicts by ``torch.save``."""
+    if PICKLES not in members:
+        raise DamagedError(f"{what}: this is no archive of a model.")
+    attributes = files.read_json(members[PICKLES], f"{what}: {PICKLES}")
+    plain = attributes.get("_plain") or {}
+    if not isinstance(plain, dict):
+        raise DamagedError(f"{what}: its plain values are {short(plain)}.")
+    values = {name: value for name, value in attributes.items() if not (isinstance(value, dict) and ":serialized:" in value)}
+    named = {arguments.attribute(name): name for name in arguments.names(kind)} | {name: name for name in SPACES}
+    known = {argument: Argument(value=(plain | values)[name]) for name, argument in named.items() if name in plain | values}
+    _check_algorithm(kind, known.get("policy"), attributes, what)
+    arrays, rates = _read_state_dicts(members, what)
+    counters = {name: value for name, value in values.items() if name in getattr(kind, "counters", state.COUNTERS)}
+    n_envs = values.get("n_envs", 1)
+    if not isinstance(n_envs, int) or not 1 <= n_envs < 2**20:
+        raise DamagedError(f"{what}: n_envs={short(n_envs)}: it must be a whole number of at least 1.")
+    return Content(what, size, members[PICKLES].decode(), known, counters, n_envs, arrays, rates)
+
+
+def _check_algorithm(kind: type[Any], policy: Argument | None, attributes: dict[str, Any], what: str) -> None:
+    """SB3's format does not say of which class a model is: its policy tells, or the arguments that only one class has."""
+    if policy is not None and policy.missing is None:
+        found = from_plain(policy.value)
+        if isinstance(found, type) and not issubclass(found, tuple(kind.policy_aliases.values())):
+            raise ValueError(
+                f"{what} has a {found.__name__}, which is no policy of a {kind.__name__}: it is another algorithm's."
+            )
+        return
+    sb3s = next(each for each in kind.__mro__ if each.__module__.startswith(("stable_baselines3.", "sb3_contrib.")))
+    own = set(arguments.names(kind)) - set(arguments.names(sb3s))
+    missing = [name for name in sorted(own) if arguments.attribute(name) not in attributes]
+    if missing:
+        raise ValueError(f"{what} is not of a {kind.__name__}: it has no {', '.join(missing)}.")
+
+
+def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+    """:return: The same as :mod:`sb3_cir.runs.parameters` has it, and learning rates"""
+    tensors: dict[str, Any] = {}
+    rates: dict[str, list[float]] = {}
+    for member, content in members.items():
+        name, _, suffix = member.rpartition(".")
+        if suffix != "pth":
+            continue
+        try:
+            value = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            if name == "pytorch_variables":
+                tensors |= {f"{parameters.VARIABLES}/{key}": each for key, each in value.items() if each is not None}
+            elif "param_groups" in value:
+                rates[name] = [float(group["lr"]) for group in value["param_groups"]]
+                for index, moments in value["state"].items():
+                    tensors |= {f"{name}/{int(index)}/{key}": each for key, each in moments.items() if each is not None}
+            else:
+                tensors |= {f"{name}/{key}": each for key, each in value.items()}
+        except pickle.UnpicklingError as error:
+            raise DamagedError(f"{what}: there is more than tensors in {member}, which is not read.") from error
+        except Exception as error:  # torch's reader, and whatever stands where a state dict should
+            raise DamagedError(f"{what}: {member} holds no state that can be read ({short(str(error))}).") from error
+    arrays = {name: parameters.to_array(value) for name, value in tensors.items()}
+    return {name: array for name, array in arrays.items() if name.rpartition("/")[2] not in parameters.NOT_LEARNED}, rates
+
+
+def _trusted(content: Content, options: Options) -> dict[str, Any]:
+    """:return: All attributes, pickles among them"""
+    try:
+        attributes = json_to_data(content.attributes, options.custom_objects)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{content.what}: its attributes are no JSON ({short(str(error))}).") from error
+    attributes.pop("_plain", None)
+    return attributes
+
+
+def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str, Any]:
+    """:return: What has a name that the class knows, and a plain value"""
+    given = options.custom_objects | options.changes
+    attributes = {name: value for name, value in given.items() if name not in DISPENSABLE} | content.counters
+    missing = []
+    for name in (*arguments.names(kind), *SPACES):
+        attribute = arguments.attribute(name)
+        if attribute in given or name in given:
+            attributes[attribute] = given.get(attribute, given.get(name))
+        elif name in SPACES and options.env is not None:
+            continue
+        elif name not in content.plain or content.plain[name].missing is not None:
+            missing.append(attribute)
+        else:
+            try:
+                # A space of many numbers belongs to a network of as many weights at least.
+                attributes[attribute] = from_plain(content.plain[name].value, max(content.size, 2**16))
+            except ValueError as error:
+                raise DamagedError(f"{content.what}: the plain value of {attribute} cannot be read ({error}).") from error
+    if missing:
+        hint = " or env=..." if set(missing) <= set(SPACES) else ""
+        example = ", ".join(f"{name!r}: ..." for name in missing)
+        raise ValueError(
+            f"{content.what}: {', '.join(missing)}: there is no plain value, and a pickle is not read from a file that is "
+            f"not trusted. Pass custom_objects={{{example}}}{hint}, or trusted=True if you trust whoever made it."
+        )
+    _check_counts(attributes.get("policy_kwargs"), content)
+    return attributes
+
+
+def _check_counts(value: Any, content: Content) -> None:
+    """Lists as long, and counts as large, as no network of these arrays has them would take hours to build."""
+    most = max([LARGEST_COUNT, len(content.arrays), *(max(array.shape, default=0) for array in content.arrays.values())])
+    if isinstance(value, dict):
+        for each in value.values():
+            _check_counts(each, content)
+    elif isinstance(value, (list, tuple)):
+        if len(value) > max(len(content.arrays), 16):
+            raise DamagedError(
+                f"{content.what}: policy_kwargs has a list of {len(value)}, its networks {len(content.arrays)} arrays."
+            )
+        for each in value:
+            _check_counts(each, content)
+    elif isinstance(value, int) and value > most:
+        raise DamagedError(f"{content.what}: policy_kwargs has a {short(value)} in it, the largest of its arrays {most} rows.")
+
+
+def _build(kind: type[Any], content: Content, attributes: dict[str, Any], options: Options) -> Any:
+    """
+    :param kind: The class to be made
+    :param content: What was read
+    :param attributes: What the model is to have besides
+    :param options: How
+    :return: The model
+    """
+    env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
+    _check_spaces(content, attributes, env)
+    if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
+        raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
+    attributes |= options.changes
+    named = {name: arguments.attribute(name) for name in arguments.names(kind)}
+    given = {name: attributes[key] for name, key in named.items() if key in attributes}
+    try:
+        model = kind(env=env, device=options.device, _init_setup_model=False, **given)
+        # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
+        vars(model).update(attributes)
+        model.n_envs = content.n_envs if env is None else env.num_envs
+        if not options.trusted:
+            _rehearse(model, content)
+        model._setup_model()
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, AssertionError) as error:
+        raise ValueError(f"{content.what}: no {kind.__name__} can have what it says ({short(str(error))}).") from error
+    if env is not None and options.force_reset:
+        model._last_obs = None
+    parameters.check(model, content.arrays, content.what, finite=not options.trusted)
+    parameters.put(model, content.arrays, content.rates)
+    if not options.trusted:
+        state.put_counters(model, content.counters)
+    if model.use_sde:
+        model.policy.reset_noise()
+    return model
+
+
+def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> None:
+    for name in SPACES:
+        if name not in attributes and env is not None:
+            attributes[name] = getattr(env, name)
+        if not isinstance(attributes.get(name), spaces.Space):
+            raise DamagedError(f"{content.what}: {name} is {short(attributes.get(name))}, a space was expected.")
+    if not isinstance(attributes["action_space"], spaces.Box):
+        raise ValueError(f"{content.what}: action_space is {short(attributes['action_space'])}, a Box was expected.")
+    if env is not None:
+        check_for_correct_spaces(env, attributes["observation_space"], attributes["action_space"])
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is th.Tensor.to else func(*args, **(kwargs or {}))
+
+
+def _rehearse(model: Any, content: Content) -> None:
+    """
+    Build the networks once without memory, to see that they have the sizes of the file's arrays.
+
+    :param model: A model that is not set up
+    :param content: What was read
+    :raises DamagedError: If they have not.
+    """
+    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.SGD, optimizer_kwargs=None)
+    try:
+        with th.device("meta"), _WithoutMemory():
+            policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        return  # One that looks at its own numbers cannot be built so; it is compared when it is there.
+    shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
+    for name, array in content.arrays.items():
+        if name.startswith("policy/") and shapes.get(name) != array.shape:
+            raise DamagedError(
+                f"{content.what}: {short(name)} is {array.shape}, its settings say {shapes.get(name, 'nothing')}."
+            )
+
+
+def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
+    """
+    :param model: A model, which gets networks and optimisers of another
+    :param path: Where that was saved
+    :raises ValueError: If they do not fit.
+    """
+    content = read(type(model), path, Options(None, "auto", {}, False, False, False, {}))
+    own = parameters.take(model)
+    arrays = {name: array for name, array in content.arrays.items() if not name.startswith(parameters.VARIABLES)}
+    arrays |= {name: array for name, array in own.items() if name.startswith(parameters.VARIABLES)}
+    parameters.check(model, arrays, content.what, finite=False)
+    parameters.put(model, arrays, content.rates)
+
+
+# Replay buffers
+
+
+def save_buffer(buffer: ReplayBuffer, path: File) -> None:
+    """
+    :param buffer: A replay buffer
+    :param path: Where to
+    """
+    rows.warn_of_losses(buffer)
+    parts = rows.parts(buffer)
+    arrays = {
+        f"{name}/{key}": column[: rows.filled(part)]
+        for name, part in parts.items()
+        for key, column in rows.columns(part).items()
+    }
+    described = {name: rows.describe(part, []) for name, part in parts.items()}
+    manifest = Buffer(format=1, buffers=described, checksum=files.checksum(arrays)).model_dump_json()
+    if not isinstance(path, (str, pathlib.Path)):
+        path.write(files.pack(arrays, manifest))
+        return
+    whole = Path(path) if Path(path).suffix else Path(f"{path}.safetensors")
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    files.write_arrays(whole, arrays, manifest)
+
+
+def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, unpickle: Callable[..., None]) -> None:
+    """
+    :param model: A model, whose replay buffer is filled
+    :param path: Where one was saved
+    :param truncate: Whether the episode that was under way counts as ended
+    :param trusted: Whether a pickle is read
+    :param unpickle: SB3's own ``load_replay_buffer``
+    :raises ValueError: If it does not fit, or is a pickle that is not trusted.
+    """
+    buffer = model.replay_buffer
+    assert buffer is not None, "The replay buffer is not defined"
+    if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
+        path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
+    what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
+    if files.is_pickle(path):
+        if not trusted:
+            raise ValueError(f"{what} is a pickle, which can run any code: pass trusted=True if you trust whoever made it.")
+        unpickle(path, truncate)
+        return
+    said, arrays = files.read_arrays(path, what)
+    manifest = validate(Buffer, files.read_json(said, what), what)
+    parts = rows.parts(buffer)
+    if parts.keys() != manifest.buffers.keys():
+        raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
+    columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
+    for name, array in arrays.items():
+        part, _, column = name.partition("/")
+        columns.setdefault(part, {})[column] = array
+    for name, part in parts.items():
+        saved = manifest.buffers[name]
+        rows.check(part, saved, what)
+        rows.check_columns(columns.pop(name), saved, rows.filled_of(saved, part), set(), what)
+    if columns or files.checksum(arrays) != manifest.checksum:
+        raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
+    for name, part in parts.items():
+        own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+        rows.load(part, manifest.buffers[name], iter([(0, own)]))
+        if truncate and isinstance(part, (HerReplayBuffer, NStepReplayBuffer)):
+            cut_off(part)

@@ -1,0 +1,254 @@
+"""
+Checkpoints: what an interrupted run needs to go on as if it had not been, in files that hold no code.
+
+A folder of checkpoints has a file ``step_<n>.zip`` for each of the last few, and ``transitions/``, which they share::
+
+    step_20000.zip      manifest.json: arguments, counters, random states, and which files hold the replay buffer
+    step_30000.zip      arrays.safetensors: networks, optimisers and other arrays
+    transitions/        blocks of rows of the replay buffer, see ``rows.py``
+
+No file is ever changed: each is written under another name, flushed to the disk, then renamed. A file of rows is deleted when no
+checkpoint there names it, so the older checkpoint stays whole while the newer one is written. Each checkpoint carries its run and
+its step, so that one which lies in the wrong place is noticed.
+"""
+
+import contextlib
+import uuid
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+
+from sb3_cir.runs import arguments, files, parameters, rows, state
+from sb3_cir.runs.files import DamagedError
+from sb3_cir.runs.plain import Block, Checkpoint, to_plain, validate
+from sb3_cir.runs.state import Stored
+
+FORMAT = 2
+MANIFEST, ARRAYS = "manifest.json", "arrays.safetensors"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """
+    The newest checkpoint of a run, to which the next one adds.
+
+    :param folder: The folder of checkpoints
+    :param run: The run
+    :param step: The checkpoint's
+    :param blocks: Of each replay buffer
+    """
+
+    folder: Path
+    run: str
+    step: int
+    blocks: dict[str, list[Block]]
+
+
+def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCallback, before: Saved | None) -> Saved:
+    """
+    Write a checkpoint, and delete those that are older than the last ``keep``.
+
+    :param model: The model, between two rollouts
+    :param folder: Where to; made if it is not there
+    :param keep: How many to keep
+    :param callback: The one that ``learn()`` was given, of which some have state
+    :param before: The run's checkpoint before, None where there is none
+    :return: What the next one adds to
+    :raises OSError: If it cannot be written. What was there is still there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run = uuid.uuid4().hex if before is None else before.run
+    known = before.blocks if before is not None and before.folder == folder else {}
+    new: list[Path] = []
+    try:
+        blocks = {
+            name: rows.write(name, buffer, folder, model.num_timesteps, known.get(name, []), new)
+            for name, buffer in rows.parts(_buffer(model)).items()
+        }
+        manifest = _manifest(model, run, blocks, callback)
+        members = {MANIFEST: manifest.model_dump_json(), ARRAYS: files.pack(state.take_arrays(model))}
+        files.write_whole(folder / f"step_{model.num_timesteps}.zip", files.pack_archive(members).getbuffer())
+    except BaseException:
+        for each in new:
+            with contextlib.suppress(OSError):
+                each.unlink(missing_ok=True)
+        raise
+    saved = Saved(folder, run, model.num_timesteps, blocks)
+    with contextlib.suppress(OSError):
+        # Nothing older is deleted before this one is sure to be there.
+        files.flush(folder)
+        _clean(saved, keep)
+    return saved
+
+
+def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]], callback: BaseCallback) -> Checkpoint:
+    assert model.ep_success_buffer is not None
+    return Checkpoint(
+        **describe_model(model),
+        run=run,
+        step=model.num_timesteps,
+        episodes=state.take_episodes(model),
+        successes=[float(success) for success in model.ep_success_buffer],
+        random=state.take_random(model),
+        buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
+        callbacks=state.take_callbacks(callback),
+    )
+
+
+def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
+    """
+    :param model: A model
+    :return: What the manifest of a saved model says of it, see :class:`~sb3_cir.runs.plain.Model`
+    """
+    return dict(
+        format=FORMAT,
+        algorithm=type(model).__name__,
+        arguments=arguments.take(model),
+        spaces={name: to_plain(getattr(model, name)) for name in ("observation_space", "action_space")},
+        n_envs=model.n_envs,
+        counters=state.take_counters(model),
+        learning_rates=parameters.learning_rates(model),
+    )
+
+
+def _clean(saved: Saved, keep: int) -> None:
+    """
+    Delete what is not needed: older checkpoints of this run, those of it that are damaged or of a future that it went back
+    behind, and files left half-written. What is another's, or cannot be read just now, is not judged and stays.
+
+    :param saved: The newest checkpoint
+    :param keep: How many to keep
+    """
+    kept, used, unknown = 0, set(), False
+    for step, path in files.checkpoints(saved.folder):
+        try:
+            manifest, _ = _open(path)
+        except DamagedError:
+            path.unlink()
+            continue
+        except OSError:
+            unknown = True
+            continue
+        ours = manifest.run == saved.run
+        if ours and (step > saved.step or kept == keep):
+            path.unlink()
+            continue
+        kept += ours
+        used |= {block.file for buffer in manifest.buffers.values() for block in buffer.blocks}
+    if not unknown:  # whose rows they may be
+        for path in (saved.folder / files.ROWS_FOLDER).iterdir():
+            if path.name not in used and files.ROWS.fullmatch(path.name):
+                path.unlink()
+    for path in (*saved.folder.iterdir(), *(saved.folder / files.ROWS_FOLDER).iterdir()):
+        if files.PART.fullmatch(path.name):
+            path.unlink()
+
+
+def read(place: Path) -> Stored:
+    """
+    Read the newest checkpoint that is whole. A warning says why another was passed over.
+
+    :param place: The folder of checkpoints, or one of its ``.zip`` files, to go back to
+    :return: The checkpoint
+    :raises FileNotFoundError: If there is none.
+    :raises ValueError: If the place is something else, if there are checkpoints of two runs, or if one is of another format.
+    :raises OSError: If the newest one cannot be read, which does not say that it is damaged.
+    """
+    folder, newest = _find(place)
+    there = [(step, path) for step, path in files.checkpoints(folder) if newest is None or step <= newest]
+    found: Stored | None = None
+    for _, path in there:
+        try:
+            if found is None:
+                found = _read_whole(path)
+            elif newest is None and (other := _open(path)[0]).run != found.manifest.run:
+                raise ValueError(
+                    f"{folder}: {found.path.name} and {path.name} are of two runs ({found.manifest.run[:8]}, {other.run[:8]}): "
+                    "name the file to go on from."
+                )
+        except DamagedError as problem:
+            if found is None:
+                warnings.warn(f"{path} is damaged ({problem}): going back to the checkpoint before it.", stacklevel=2)
+        except OSError as error:
+            if found is None:
+                raise type(error)(
+                    error.errno, f"{error.strerror}: it cannot be read, so whether it is whole is not known", str(path)
+                ) from error
+    if found is None:
+        raise FileNotFoundError(f"{place}: there is no checkpoint that can be read.")
+    return found
+
+
+def _find(place: Path) -> tuple[Path, int | None]:
+    """:return: The folder of checkpoints, and the step to go back to if there is one"""
+    match = files.CHECKPOINT.fullmatch(place.name)
+    if match is None:
+        if place.is_file():
+            raise ValueError(f"{place} is no checkpoint: a model that was saved is loaded by load(), not resumed.")
+        return place, None
+    if not place.exists():
+        there = ", ".join(str(step) for step, _ in files.checkpoints(place.parent)) or "none"
+        raise FileNotFoundError(f"{place}: there is no such checkpoint (steps in this folder: {there}).")
+    return place.parent, int(match[1])
+
+
+def _open(path: Path) -> tuple[Checkpoint, dict[str, bytes]]:
+    """:return: The manifest, and the archive's members"""
+    members = files.unpack_archive(files.read_regular(path), path.name)
+    files.require(members, [MANIFEST], path.name)
+    said = files.read_json(members[MANIFEST], f"{path.name}: {MANIFEST}")
+    if said.get("format") == 1:
+        raise FormatError(f"{path}: version 0.1 wrote it; this version cannot resume it, finish the run with 0.1.")
+    manifest = validate(Checkpoint, said, f"{path.name}: {MANIFEST}")
+    match = files.CHECKPOINT.fullmatch(path.name)
+    if match is not None and not int(match[1]) == manifest.step == manifest.counters.get("num_timesteps"):
+        raise DamagedError(f"it is of step {manifest.step}, which is not its name")
+    return manifest, members
+
+
+def saved(stored: Stored) -> Saved:
+    """
+    :param stored: A checkpoint that a run goes on from
+    :return: The same, for the next one to add to
+    """
+    manifest = stored.manifest
+    blocks = {name: buffer.blocks for name, buffer in manifest.buffers.items()}
+    return Saved(stored.path.parent.resolve(), manifest.run, manifest.step, blocks)
+
+
+class FormatError(ValueError):
+    """A checkpoint that another version wrote."""
+
+
+def _read_whole(path: Path) -> Stored:
+    manifest, members = _open(path)
+    files.require(members, [ARRAYS], path.name)
+    arrays = files.unpack(members[ARRAYS], ARRAYS)
+    state.check_random(manifest.random, arrays, path.name)
+    for name, saved in manifest.buffers.items():
+        elsewhere = state.elsewhere_of(arrays, name)
+        rows.check_blocks(saved, path.parent, elsewhere)
+    return Stored(path, manifest, arrays)
+
+
+def check_class(kind: type, algorithm: str, what: str) -> None:
+    """
+    :param kind: The class that is to be made
+    :param algorithm: The name of the class that was saved
+    :param what: Where it stands, for the error
+    :raises ValueError: If they are two. Sharing a base class is not being the same algorithm; only somebody's own subclass, of
+        which we know nothing, may take what its base class saved.
+    """
+    own = not kind.__module__.startswith(("sb3_cir.", "stable_baselines3.", "sb3_contrib."))
+    if algorithm != kind.__name__ and not (own and algorithm in [each.__name__ for each in kind.__mro__]):
+        raise ValueError(f"{what} is of a {files.short(algorithm)}, not of a {kind.__name__}.")
+
+
+def _buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
+    assert model.replay_buffer is not None
+    return model.replay_buffer

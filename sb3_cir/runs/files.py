@@ -1,0 +1,265 @@
+"""
+Files: their names, how they are written whole, and how they are read without trusting them.
+
+Arrays go into safetensors, everything else into JSON. Both lie uncompressed in a zip, which keeps a checksum of each. What is
+read is held against the size of the file first, so that a small file cannot ask for much memory.
+"""
+
+import contextlib
+import errno
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+CHECKPOINT = re.compile(r"step_(\d{1,18})\.zip")
+ROWS_FOLDER = "transitions"
+ROWS = re.compile(r"[a-z_]+_\d{1,18}_[0-9a-f]{12}\.safetensors")
+PART = re.compile(r"\.(step_\d+\.zip|[a-z_]+_\d+_[0-9a-f]{12}\.safetensors)\.part")
+NOTE = "sb3_cir"
+JSON_BYTES = 4 * 2**20  # More than any run has to say; parsed, JSON takes up to thirty times as much.
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DamagedError(ValueError):
+    """A file that is not as it was written."""
+
+
+def checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """
+    :param folder: A folder of checkpoints
+    :return: Step and file of each, the newest first, looked at by name alone
+    """
+    found = [(CHECKPOINT.fullmatch(path.name), path) for path in folder.glob("step_*.zip")]
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """
+    :param path: A file
+    :return: Whether it is a checkpoint by its name and place. Whether it is whole, only reading it tells.
+    """
+    return CHECKPOINT.fullmatch(path.name) is not None and (path.parent / ROWS_FOLDER).is_dir()
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """
+    Write a file that is either there and whole or not there. Once its folder is flushed, this holds after the power fails too.
+
+    :param path: The file
+    :param content: What is to be in it
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def flush(folder: Path) -> None:
+    """
+    :param folder: A folder whose names are to be on the disk
+    """
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_regular(path: Path, at_most: int = -1) -> bytes:
+    """
+    :param path: A file
+    :param at_most: How many bytes to read; all by default
+    :return: What is in it
+    :raises DamagedError: If it is a folder, a pipe or a device, which may never end.
+    :raises OSError: If it cannot be read.
+    """
+    # Opening a pipe would wait for whoever writes to it.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DamagedError(f"{path}: this is no regular file.")
+        return file.read(at_most)
+
+
+def pack(arrays: Mapping[str, np.ndarray], note: str | None = None) -> bytes:
+    """
+    :param arrays: Arrays by name
+    :param note: JSON that is to lie beside them
+    :return: A file of them, as :func:`unpack` takes it
+    """
+    return safetensors.numpy.save(_contiguous(arrays), metadata=None if note is None else {NOTE: note})
+
+
+def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: np.require(array, requirements="C") for name, array in arrays.items()}
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> None:
+    """
+    Write a file of arrays that may be larger than the memory that is left.
+
+    :param path: The file
+    :param arrays: Arrays by name
+    :param note: JSON that is to lie beside them
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        safetensors.numpy.save_file(_contiguous(arrays), part, metadata={NOTE: note})
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+    """
+    :param path: A file of arrays with a note
+    :param what: What it is, for the error
+    :return: The note, and the arrays by name
+    :raises DamagedError: If it is anything else.
+    """
+    content = read_regular(Path(path)) if isinstance(path, (str, Path)) else path.read()
+    arrays = unpack(content, what)  # which has looked at the length of the header
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    note = header.get("__metadata__", {}).get(NOTE)
+    if note is None:
+        raise DamagedError(f"{what}: it has arrays, but does not say of what.")
+    return note.encode(), arrays
+
+
+def is_pickle(path: str | Path | BinaryIO) -> bool:
+    """
+    :param path: A file
+    :return: Whether it begins as pickles do
+    """
+    if isinstance(path, (str, Path)):
+        return read_regular(Path(path), 1) == b"\x80"
+    first = path.read(1)
+    path.seek(-len(first), os.SEEK_CUR)
+    return first == b"\x80"
+
+
+def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
+    """
+    :param content: A file in the safetensors format
+    :param what: What it is, for the error
+    :return: Its arrays by name. Together they are no larger than the file.
+    :raises DamagedError: If it is anything else.
+    """
+    try:
+        arrays = safetensors.numpy.load(content)
+    except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
+        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({_first_line(error)}).") from error
+    # NumPy aligns what it makes itself; what is read from bytes may lie anywhere, and cannot be written to.
+    return {name: np.require(array, requirements=["A", "W", "C"]) for name, array in arrays.items()}
+
+
+def checksum(arrays: Mapping[str, np.ndarray]) -> int:
+    """
+    :param arrays: Arrays by name
+    :return: CRC-32 of their numbers, in the order of their names
+    """
+    value = 0
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        value = zlib.crc32(array.reshape(-1).view(np.uint8), value)
+    return value
+
+
+def pack_archive(members: Mapping[str, bytes | str]) -> io.BytesIO:
+    """
+    :param members: Contents by name
+    :return: A zip that has them, uncompressed
+    """
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as opened:
+        for name, content in members.items():
+            opened.writestr(name, content)
+    archive.seek(0)
+    return archive
+
+
+def unpack_archive(content: bytes, what: str) -> dict[str, bytes]:
+    """
+    :param content: A zip
+    :param what: What it is, for the error
+    :return: Its members by name
+    :raises DamagedError: If it is none, if a checksum differs, or if it is much larger than it looks.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            names = [member.filename for member in members]
+            if len(set(names)) < len(names):
+                raise ValueError("a name stands in it twice")
+            if sum(member.file_size for member in members) > 8 * len(content) + 2**20:
+                raise ValueError("it says that it is far larger than it is")
+            return {member.filename: archive.read(member) for member in members}
+    except Exception as error:  # A damaged zip can fail in any way, an encrypted one asks for a password.
+        raise DamagedError(f"{what}: this is no archive that can be read ({_first_line(error)}).") from error
+
+
+def require(members: Mapping[str, bytes], names: Iterable[str], what: str) -> None:
+    """
+    :param members: An archive's
+    :param names: What must be among them
+    :param what: What the archive is, for the error
+    :raises DamagedError: If something is missing.
+    """
+    missing = [name for name in names if name not in members]
+    if missing:
+        raise DamagedError(f"{what}: {', '.join(missing)} is missing in it.")
+
+
+def read_json(content: bytes, what: str) -> dict[str, Any]:
+    """
+    :param content: JSON
+    :param what: What it is, for the error
+    :return: The object that it holds
+    :raises DamagedError: If it is no JSON, no object, too long or too deep.
+    """
+    if len(content) > JSON_BYTES:
+        raise DamagedError(f"{what}: {len(content)} bytes of JSON, {JSON_BYTES} are allowed.")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{what}: this is no JSON ({_first_line(error)}).") from error
+    if not isinstance(value, dict):
+        raise DamagedError(f"{what}: an object was expected, this is {short(value)}.")
+    return value
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {short(lines[0])}" if lines else type(error).__name__
+
+
+def short(value: Any) -> str:
+    """
+    :param value: Whatever stood in a file
+    :return: It in words, cut off where it is long
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,184 @@
+"""
+Networks, optimisers and learned numbers of a model as arrays by name, and back.
+
+Which there are is what SB3's ``_get_torch_save_params()`` of the model says, never a file. What a file has is compared with what
+it replaces and copied into it; nothing of a file becomes a part of the model. (An optimiser's kernel runs past the end of moments
+that are too small, and a parameter in the wrong memory layout is another parameter.)
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import recursive_getattr
+from torch import nn
+
+from sb3_cir.runs.files import short
+
+VARIABLES = "variables"
+# A fixed temperature is an argument.
+NOT_LEARNED = {"ent_coef_tensor"}
+
+
+def modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
+    """
+    :param model: A model
+    :return: The modules that are saved with it, by SB3's names
+    """
+    return {name: each for name, each in _objects(model) if isinstance(each, nn.Module)}
+
+
+def optimizers(model: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
+    """
+    :param model: A model
+    :return: The optimisers that are saved with it, by SB3's names
+    """
+    return {name: each for name, each in _objects(model) if isinstance(each, th.optim.Optimizer)}
+
+
+def _objects(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
+    for name in model._get_torch_save_params()[0]:
+        yield name, recursive_getattr(model, name)
+
+
+def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
+    names = [name for name in model._get_torch_save_params()[1] if name not in NOT_LEARNED]
+    return {name: recursive_getattr(model, name) for name in names}
+
+
+def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
+    """
+    :param model: A model
+    :return: All that it has learned: ``<module>/<parameter>``, ``<optimiser>/<index of the parameter>/<name>`` and
+        ``variables/<name>``
+    """
+    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model))}
+
+
+def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
+    """
+    :param model: A model
+    :return: Of each optimiser, one for each group of parameters
+    """
+    return {name: [float(group["lr"]) for group in each.param_groups] for name, each in optimizers(model).items()}
+
+
+def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
+    """What is there from the start, in its place."""
+    tensors = {f"{name}/{key}": value for name, module in modules(model).items() for key, value in module.state_dict().items()}
+    return tensors | {f"{VARIABLES}/{name}": value.detach() for name, value in _variables(model).items()}
+
+
+def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
+    for name, optimizer in optimizers(model).items():
+        for index, parameter in enumerate(_parameters(optimizer)):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"{name}/{index}/{key}", value
+
+
+def _parameters(optimizer: th.optim.Optimizer) -> list[th.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def to_array(value: Any) -> np.ndarray:
+    """
+    :param value: A tensor, or a number that an optimiser keeps
+    :return: The same as an array
+    """
+    return value.detach().cpu().numpy() if isinstance(value, th.Tensor) else np.array(value, np.float64)
+
+
+def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, finite: bool = True) -> None:
+    """
+    :param model: A model
+    :param arrays: What :func:`take` gave of another, to be put into this one
+    :param what: Where they are from, for the error
+    :param finite: Whether NaN and inf are refused
+    :raises ValueError: If one is missing, is too many, has another shape or kind of number, or is not finite.
+    """
+    expected = {name: (tuple(value.shape), to_array(value).dtype) for name, value in _fixed(model).items()}
+    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    allowed = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
+    learned = any(name.startswith(f"{VARIABLES}/log_ent_coef") for name in arrays)
+    if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
+        kind = "learned" if learned else "fixed"
+        raise ValueError(f"ent_coef={vars(model).get('ent_coef')!r}: the temperature of {what} was {kind}.")
+    for name in dict.fromkeys([*found, *expected]):
+        was, is_now = found.get(name), expected.get(name, allowed.get(name))
+        if was != is_now:
+            raise ValueError(
+                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} was {_say(was)} and is {_say(is_now)}."
+            )
+    for name, array in arrays.items():
+        if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"{what}: {name} has {array[~np.isfinite(array)][0]} in it.")
+    for name in {name.rpartition("/")[0] for name in allowed if name in arrays}:
+        missing = [each for each in allowed if each.rpartition("/")[0] == name and each not in arrays]
+        if missing:
+            raise ValueError(f"{what}: {missing[0]} is missing.")
+
+
+def _say(form: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
+    return "not there" if form is None else f"{form[0]} ({form[1]})"
+
+
+def put(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[str, list[float]]) -> None:
+    """
+    Make a model what another was. What holds on to a parameter, such as a compiled update, goes on seeing it.
+
+    :param model: A model
+    :param arrays: What :func:`take` gave of the other, and :func:`check` let pass
+    :param rates: Its :func:`learning_rates`
+    """
+    with th.no_grad():
+        for name, tensor in _fixed(model).items():
+            tensor.copy_(th.from_numpy(arrays[name]))
+        for name, optimizer in optimizers(model).items():
+            _put_moments(name, optimizer, arrays)
+            for group, rate in zip(optimizer.param_groups, rates.get(name, []), strict=False):
+                if isinstance(group["lr"], th.Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+
+
+def _put_moments(name: str, optimizer: th.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
+    optimizer.state.clear()
+    for index, (parameter, state) in enumerate(zip(_parameters(optimizer), _first_moments(optimizer), strict=True)):
+        kept = {key: arrays[f"{name}/{index}/{key}"] for key in state if f"{name}/{index}/{key}" in arrays}
+        for key, array in kept.items():
+            value = state[key]
+            if isinstance(value, th.Tensor):
+                value.copy_(th.from_numpy(array))
+            else:
+                state[key] = type(value)(array)
+        if kept:
+            optimizer.state[parameter] = state
+
+
+def _expected_moments(model: BaseAlgorithm) -> dict[str, np.ndarray]:
+    return {
+        f"{name}/{index}/{key}": to_array(value)
+        for name, optimizer in optimizers(model).items()
+        for index, state in enumerate(_first_moments(optimizer))
+        for key, value in state.items()
+        if value is not None
+    }
+
+
+def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
+    """
+    :param optimizer: Any optimiser
+    :return: What it keeps of each parameter, as the first step of another of its kind makes it
+    """
+    groups = [
+        group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
+    ]
+    other = type(optimizer)(groups)
+    for parameter in _parameters(other):
+        parameter.grad = th.zeros_like(parameter)
+    other.step()
+    return [dict(other.state[parameter]) for parameter in _parameters(other)]
