@@ -42,7 +42,7 @@ def test_names() -> None:
     assert rl_zoo3.utils.ALGOS.items() >= zoo.ALGOS.items()
 
 
-@pytest.mark.parametrize("algo", METHODS)
+@pytest.mark.parametrize("algo", METHODS.keys() - {"flash_sac"})  # which repeats no action
 def test_yaml(algo: str) -> None:
     """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
     hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{zoo.YAML_OF.get(algo, algo)}.yml").read_text())

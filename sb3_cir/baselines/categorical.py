@@ -24,14 +24,11 @@ from stable_baselines3.common.type_aliases import (
 )
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
-from typing_extensions import Self
 
-from sb3_cir.archive import PlainArchive
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
-from sb3_cir.checkpoint import Resumable
-from sb3_cir.checks import CheckedRollouts
-from sb3_cir.cir import frozen, minimise
-from sb3_cir.policies import CIRActor, FusedAdam
+from sb3_cir.policies import CIRActor, FusedAdam, check_action_space
+from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.update import frozen, minimise
 
 # The bounds that log_std is squeezed into.
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
@@ -204,7 +201,7 @@ class CategoricalPolicy(SACPolicy):
         }
 
 
-class CategoricalSAC(Resumable, CheckedRollouts, PlainArchive, SAC):
+class CategoricalSAC(Resumable, SAC):
     """
     SAC with a categorical critic. In each update: actor, temperature, critics, target critics, each with what the one before
     has become.
@@ -253,6 +250,7 @@ class CategoricalSAC(Resumable, CheckedRollouts, PlainArchive, SAC):
             self._setup_model()
 
     def _setup_model(self) -> None:
+        check_action_space(self.action_space)
         super()._setup_model()
         assert isinstance(self.train_freq, TrainFreq)
         if self.gradient_steps >= 0 and self.train_freq.unit != TrainFrequencyUnit.STEP:
@@ -463,11 +461,3 @@ class CategoricalSAC(Resumable, CheckedRollouts, PlainArchive, SAC):
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         modules, tensors = super()._get_torch_save_params()
         return [*modules, "return_scale"], tensors
-
-    def _excluded_save_params(self) -> list[str]:
-        # Lists of the critics' own tensors, which SB3 would pickle; it makes them anew.
-        return [*super()._excluded_save_params(), "batch_norm_stats", "batch_norm_stats_target"]
-
-    def learn(self, *args: Any, **kwargs: Any) -> Self:
-        """Learn; all arguments are SAC's. The run's name for TensorBoard is the class's unless given."""
-        return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC, StackActor
-from sb3_cir.baselines.parts import EPSILON, ReturnScale, StateOfEnvs, UnitLinear, UnitNorm, common_width
+from sb3_cir.baselines.parts import EPSILON, ReturnScale, UnitLinear, UnitNorm, common_width
 
 
 class UnitBatchNorm(UnitNorm):
@@ -130,7 +130,7 @@ class FlashReturnScale(ReturnScale):
     MORE_WEIGHT = 1e-4
 
 
-class RepeatedNoise(StateOfEnvs):
+class RepeatedNoise(nn.Module):
     """
     Noise from N(0, 1) that is kept for several actions: for n with a probability proportional to ``n**-exponent``, n from 1
     to ``longest``. All environments get new noise at the same step.
@@ -141,13 +141,12 @@ class RepeatedNoise(StateOfEnvs):
     :param longest: The most actions that noise is kept for
     """
 
-    per_env = ("noise", "left")
     noise: th.Tensor
     left: th.Tensor
     cumulative: th.Tensor
 
     def __init__(self, n_envs: int, n_actions: int, exponent: float, longest: int):
-        super().__init__(n_envs)
+        super().__init__()
         self.register_buffer("noise", th.zeros(n_envs, n_actions))
         self.register_buffer("left", th.tensor(0))
         weights = th.arange(1, longest + 1, dtype=th.float32) ** -exponent

@@ -1,7 +1,6 @@
 """What SimbaV2 and FlashSAC are made of, as plain torch modules (this file imports torch and ``networks.py`` alone)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch as th
 from torch import nn
@@ -96,29 +95,7 @@ def project(probabilities: th.Tensor, values: th.Tensor, largest: float) -> th.T
     return projected.scatter_add_(1, upper, probabilities * upper_share)
 
 
-class StateOfEnvs(nn.Module):
-    """
-    State of which a part has one row for each environment. It is loaded where there is another number of environments, too:
-    that part then stays as it is.
-
-    :param n_envs: Number of environments
-    """
-
-    # The buffers that have a row for each environment, or say something of those that do.
-    per_env: tuple[str, ...] = ()
-
-    def __init__(self, n_envs: int):
-        super().__init__()
-        self.n_envs = n_envs
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        mine = {prefix + name: self.get_buffer(name) for name in self.per_env}
-        if any(key in state_dict and state_dict[key].shape != value.shape for key, value in mine.items()):
-            state_dict = state_dict | mine
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-class ReturnScale(StateOfEnvs):
+class ReturnScale(nn.Module):
     """
     Scales rewards so that returns keep to the grid of a categorical critic.
 
@@ -135,7 +112,6 @@ class ReturnScale(StateOfEnvs):
     # What each update adds to the weight of the variance before it.
     MORE_WEIGHT = 0.0
 
-    per_env = ("returns",)
     returns: th.Tensor
     largest_return: th.Tensor
     mean: th.Tensor
@@ -143,7 +119,8 @@ class ReturnScale(StateOfEnvs):
     count: th.Tensor
 
     def __init__(self, n_envs: int, gamma: float, largest: float):
-        super().__init__(n_envs)
+        super().__init__()
+        self.n_envs = n_envs
         self.gamma = gamma
         self.largest = largest
         # After a million returns one more moves the mean by less than float32 can hold.

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC
 from sb3_cir.baselines.parts import EPSILON, UnitLinear, common_width
-from sb3_cir.baselines.simba import SimbaPolicy, episode_steps, horizon_discount
+from sb3_cir.baselines.simba import RSNorm, SimbaPolicy, episode_steps, horizon_discount
 
 
 def to_sphere(x: th.Tensor) -> th.Tensor:
@@ -190,6 +190,7 @@ class SimbaV2(CategoricalSAC):
         policy_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        self.episodic = episodic
         super().__init__(
             policy,
             env,
@@ -215,6 +216,8 @@ class SimbaV2(CategoricalSAC):
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         # Only learning comes here, once a step: predict() does not.
-        assert isinstance(self._last_obs, np.ndarray)
-        self.policy.observe(self._last_obs)
+        norm = self.actor.features_extractor
+        if isinstance(norm, RSNorm):
+            assert isinstance(self._last_obs, np.ndarray)
+            norm.update(th.as_tensor(self._last_obs, device=self.device))
         return super()._sample_action(*args, **kwargs)
