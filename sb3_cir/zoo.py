@@ -22,11 +22,9 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
+from sb3_cir.baselines import FlashSAC, SACTanh, SACTanhNorm, SimBa, SimBaSMR, SimbaV2
 from sb3_cir.baselines.darc import DARC
-from sb3_cir.baselines.flash_sac import FlashSAC
 from sb3_cir.baselines.par import PAR
-from sb3_cir.baselines.simba_v2 import SimbaV2
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint

@@ -324,7 +324,7 @@ def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
     """Without more said it falls over the run; each optimiser counts its own steps."""
     model = build(model_class, gradient_steps=1, learning_starts=10).learn(50)
     n_last = model._n_updates - 1
-    assert n_last == 38
+    assert n_last == 39
     optimizers = (model.critic.optimizer, model.actor.optimizer, model.ent_coef_optimizer)
     expected = [model._learning_rate(n) for n in (n_last, n_last // model.policy_delay, n_last // model.policy_delay)]
     assert [each.param_groups[0]["lr"] for each in optimizers] == expected
@@ -392,6 +392,9 @@ def test_saved_and_loaded(model_class: type[CategoricalSAC], tmp_path: Path) -> 
     observations = np.zeros((3, 2), np.float32)
     np.testing.assert_array_equal(*(each.predict(observations, deterministic=True)[0] for each in (model, loaded)))
     loaded.learn(40)
+    model.policy.save(tmp_path / "policy")
+    policy = type(model.policy).load(tmp_path / "policy", device="cpu")
+    assert all(th.equal(value, policy.state_dict()[name]) for name, value in model.policy.state_dict().items())
 
 
 class PowerError(Exception):

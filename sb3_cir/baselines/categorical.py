@@ -243,6 +243,8 @@ class CategoricalSAC(Resumable, SAC):
             raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be negative.")
         if decay_timesteps != "auto" and not (isinstance(decay_timesteps, (int, float)) and decay_timesteps > 0):
             raise ValueError(f"decay_timesteps={decay_timesteps!r}: it must be 'auto' or a positive number of steps.")
+        # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
+        policy = self.policy_aliases.get(policy, policy) if isinstance(policy, str) else policy  # type: ignore[assignment]
         super().__init__(policy, env, learning_rate, _init_setup_model=False, **kwargs)
         self.learning_rate_end = learning_rate_end
         self.decay_timesteps = decay_timesteps
