@@ -1,4 +1,4 @@
-"""``python -m benchmarks run | report | theory | speed | reliability``: what CIR's benchmarks train, measure and show."""
+"""``python -m benchmarks run | keep | report | ...``: what CIR's benchmarks train, measure and show."""
 
 import argparse
 import importlib
@@ -6,10 +6,12 @@ import sys
 
 COMMANDS = {
     "run": "train every method on every task of a suite with several seeds",
+    "keep": "copy learning runs into one small file, with commit, command and processor",
     "report": "tables, figures and a page from logs",
     "theory": "the paper's theorems on random finite Markov chains",
     "speed": "what a train call costs, beside its matrix products alone and beside other implementations",
     "reliability": "runs that are killed, a full disk, damaged files, a long run",
+    "preset": "return against minutes: CIR with small networks beside SAC, on a CPU",
 }
 
 

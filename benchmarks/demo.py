@@ -1,85 +1,135 @@
 """
-Train CIR on cartpole-balance through RL Zoo, say what it has learned, draw the learning curve, film the agent.
+Train CIR on cartpole-balance through RL Zoo, say what it has learned, draw the learning curve, film the best agent.
 
-``make demo`` runs this. Everything it writes goes to ``demo/``.
+``make demo`` runs this with small networks, in minutes, ``make demo-paper`` with the paper's. Everything goes to ``demo/``.
 """
 
+import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
 
+from benchmarks.preset import SMALL
 from sb3_cir import CIR, envs
+from sb3_cir.variants import as_zoo_params
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 ENV_ID = "dm_control/cartpole-balance-v0"
-STEPS = 5_000  # of the agent: the paper's warm-up of 2,500 and as many train calls, about 8 minutes on 2 cores
-EVAL_EVERY = 500
-OUT = Path("demo")
 NO_VIDEO = (
     "No video: no GL backend could be opened. Install libegl1 and libgl1-mesa-dri (Debian's names) for MUJOCO_GL=egl, "
     "or libosmesa6 for MUJOCO_GL=osmesa, and run `make demo` again."
 )
 
 
-def zoo(script: str, *arguments: str, env: dict[str, str] | None = None, quiet: bool = False) -> int:
-    """Run one of RL Zoo's scripts as a user would, and show the command."""
-    command = ["-m", f"rl_zoo3.{script}", "--algo", "cir", "--env", ENV_ID, "-f", str(OUT / "logs"), "--seed", "0", *arguments]
-    print("$ python", " ".join(command), flush=True)
+class Size(NamedTuple):
+    """
+    What is trained, and how long that takes.
+
+    :param steps: Of the agent
+    :param learning_starts: Random steps among them
+    :param params: CIR's arguments, beside its defaults
+    :param takes: For people, measured (see "Demo" in benchmarks/README.md)
+    """
+
+    steps: int
+    learning_starts: int
+    params: dict[str, object]
+    takes: str
+
+
+SIZES = {
+    "small": Size(8_000, SMALL["learning_starts"], SMALL, "about 5 minutes on 2 cores that nothing else uses"),
+    "paper": Size(5_000, 2_500, {}, "about 10 minutes on 2 cores, and is the first fiftieth of the paper's training"),
+}
+EVAL_EVERY = 1_000
+
+
+def run_zoo(script: str, out: Path, *arguments: str, env: dict[str, str] | None = None, quiet: bool = False) -> int:
+    """Run one of RL Zoo's scripts as a user would, and show the command as it can be pasted."""
+    command = ["-m", f"rl_zoo3.{script}", "--algo", "cir", "--env", ENV_ID, "-f", str(out / "logs"), *arguments]
+    backend = f"MUJOCO_GL={env['MUJOCO_GL']} " if env else ""
+    print(f"$ {backend}{shlex.join([sys.executable, *command])}", flush=True)
     output = subprocess.DEVNULL if quiet else None
     return subprocess.run([sys.executable, *command], env=env, stdout=output, stderr=output).returncode
 
 
-def draw_learning_curve(evaluations: Path, picture: Path) -> None:
-    """Mean and standard deviation over evaluation episodes against simulator steps."""
+def draw_learning_curve(evaluations: Path, learning_starts: int, picture: Path) -> None:
+    """Mean and standard deviation over evaluation episodes against simulator steps, which are two for one of the agent."""
     data = np.load(evaluations)
     steps, returns = 2 * data["timesteps"], data["results"]
     mean, std = returns.mean(axis=1), returns.std(axis=1)
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     axes.plot(steps, mean, marker="o", markersize=3)
     axes.fill_between(steps, mean - std, mean + std, alpha=0.2, linewidth=0)
-    axes.axvline(5_000, color="grey", linestyle=":", linewidth=1)
-    axes.annotate("learning starts", (5_000, 20), xytext=(4, 0), textcoords="offset points", color="grey", fontsize=8)
+    axes.axvline(2 * learning_starts, color="grey", linestyle=":", linewidth=1)
+    axes.annotate(
+        "learning starts", (2 * learning_starts, 20), xytext=(4, 0), textcoords="offset points", color="grey", fontsize=8
+    )
     episodes = returns.shape[1]
-    axes.set(title=f"CIR on {ENV_ID}", xlabel="simulator steps", ylabel=f"return (mean ± std of {episodes} episodes)", ylim=0)
+    axes.set(
+        title=f"CIR on {ENV_ID}",
+        xlabel="simulator steps",
+        ylabel=f"return of 1000 (mean ± std of {episodes} episodes)",
+        xlim=(0, steps[-1]),
+        ylim=(0, 1020),
+    )
     figure.savefig(picture, dpi=150)
 
 
-def film(video: Path) -> bool:
-    """Film the trained agent for five seconds, with the first GL backend that opens."""
+def film(out: Path, video: Path) -> bool:
+    """Film the best agent for five seconds, with the first GL backend that opens."""
     chosen = os.environ.get("MUJOCO_GL")
     for backend in [chosen] if chosen else ["egl", "osmesa"]:
         env = {**os.environ, "MUJOCO_GL": backend}
         size = ["--env-kwargs", "render_kwargs:dict(height=480, width=640)"]
-        if zoo("record_video", "-n", "250", "-o", str(OUT), "--no-render", *size, env=env, quiet=True) == 0:
-            for made in OUT.glob("*-step-0-to-step-250.mp4"):
-                shutil.move(made, video)
-            return True
+        words = ["--load-best", "-n", "250", "-o", str(out), "--no-render", *size]
+        if run_zoo("record_video", out, *words, env=env, quiet=True) == 0:
+            made = sorted(out.glob("*-step-0-to-step-250.mp4"))
+            if made:
+                shutil.move(made[0], video)
+                return True
     return False
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Train, evaluate, draw, film."""
-    shutil.rmtree(OUT, ignore_errors=True)
-    evaluation = ["--eval-freq", str(EVAL_EVERY), "--eval-episodes", "5"]
-    if zoo("train", "-n", str(STEPS), *evaluation, "--verbose", "0", "-P") != 0:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--paper", action="store_true", help="the paper's networks")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the training (default: 0)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder, emptied first (default: demo)")
+    options = parser.parse_args(arguments)
+    size, out = SIZES["paper" if options.paper else "small"], options.out
+    print(f"CIR learns to balance a pole on a cart: {size.steps:,} steps. This takes {size.takes}.", flush=True)
+    began, processor = time.perf_counter(), sum(os.times()[:4])
+
+    shutil.rmtree(out, ignore_errors=True)
+    evaluation = ["--eval-freq", str(EVAL_EVERY), "--eval-episodes", "3", "--verbose", "0", "-P"]
+    params = ["-params", *as_zoo_params(size.params)] if size.params else []
+    if run_zoo("train", out, "--seed", str(options.seed), "-n", str(size.steps), *evaluation, *params) != 0:
         sys.exit("Training failed; what it printed above says why.")
-    run = OUT / "logs" / "cir" / "dm_control-cartpole-balance-v0_1"
+    run = out / "logs" / "cir" / "dm_control-cartpole-balance-v0_1"
 
-    model = CIR.load(run / "dm_control-cartpole-balance-v0.zip", buffer_size=1)
-    mean, std = evaluate_policy(model, envs.make(ENV_ID, seed=1), n_eval_episodes=10, deterministic=True, warn=False)
-    print(f"Deterministic return over 10 episodes: {mean:.1f} ± {std:.1f} (of 1000)")
+    for label, name in (("At the end", "dm_control-cartpole-balance-v0"), ("The best agent", "best_model")):
+        model = CIR.load(run / f"{name}.zip", buffer_size=1)
+        mean, std = evaluate_policy(model, envs.make(ENV_ID, seed=1), n_eval_episodes=5, deterministic=True, warn=False)
+        print(f"{label}: return {mean:.1f} ± {std:.1f} of 1000 over 5 episodes", flush=True)
 
-    draw_learning_curve(run / "evaluations.npz", OUT / "learning_curve.png")
-    print(f"Learning curve: {OUT / 'learning_curve.png'}")
-    print(f"Video: {OUT / 'video.mp4'}" if film(OUT / "video.mp4") else NO_VIDEO)
+    draw_learning_curve(run / "evaluations.npz", size.learning_starts, out / "learning_curve.png")
+    print(f"Learning curve: {out / 'learning_curve.png'}")
+    print(f"Video: {out / 'video.mp4'}" if film(out, out / "video.mp4") else NO_VIDEO)
+    seconds, processor = time.perf_counter() - began, sum(os.times()[:4]) - processor
+    print(f"That took {seconds:.0f} s, and {processor:.0f} s of processor time.")
 
 
 if __name__ == "__main__":

@@ -7,15 +7,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from rliable import library
 
-from benchmarks import log
+from benchmarks import log, tables
 from benchmarks.scores import MEASURED, PAPER, Entry, Scores, iqm_over_steps, with_interval
 from benchmarks.suites import AGGREGATES, Suite
-from benchmarks.tables import percent_of_cir, scaling
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, and four more for long lists.
 PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#B2A100"]
+# These have the same colour in every report.
 FIRST = ["cir", "simba", "sac", "bro", "td7", "tdmpc2", "dreamerv3"]
 STYLE = {
     "font.size": 9,
@@ -39,15 +40,16 @@ def styled() -> mpl.rc_context:
 
 class Look:
     """
-    A method has one colour in all figures; measured lines are solid, those from other logs dashed.
+    How lines look, in all figures of a report. A method has one colour; measured lines are solid, other logs' are dashed.
 
-    :param entries: All that a report shows
+    :param entries: All that the report shows, printed figures of the paper's among them
     """
 
     def __init__(self, entries: list[Entry]):
-        methods = list(dict.fromkeys(entry.method for entry in entries))
-        methods.sort(key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST))
-        self.colours = {method: PALETTE[number % len(PALETTE)] for number, method in enumerate(methods)}
+        others = [method for method in dict.fromkeys(entry.method for entry in entries) if method not in FIRST]
+        more = mpl.colormaps["turbo"](np.linspace(0.05, 0.95, max(1, len(others))))
+        left = PALETTE[len(FIRST) :] if len(others) <= len(PALETTE) - len(FIRST) else [mpl.colors.to_hex(rgb) for rgb in more]
+        self.colours = dict(zip([*FIRST, *others], [*PALETTE[: len(FIRST)], *left], strict=False))
         self.all_from_logs = all(entry.source != MEASURED for entry in entries)
 
     def line(self, entry: Entry) -> dict:
@@ -59,36 +61,35 @@ class Look:
         return {"color": self.colours[entry.method], "ls": "-" if solid else (0, (4, 2)), "lw": 1.6 if solid else 1.1}
 
 
-def learning_curves(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
     Mean score over runs and its 95 % bootstrap band, one panel for each task.
 
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
+    :param look: The report's
     :return: The figure
     """
-    look = Look([each.entry for each in scores])
     tasks = [task for task in suite.tasks if any(task in each.tasks for each in scores)]
     if not tasks:
         return None
     columns = min(5, len(tasks))
     rows = math.ceil(len(tasks) / columns)
-    figure = Figure(figsize=(2.5 * columns + 0.5, 2.0 * rows + 1.0), layout="constrained")
+    figure = Figure(figsize=(max(5, 2.5 * columns + 0.5), 2.0 * rows + 0.8), layout="constrained")
     panels = dict(zip(tasks, figure.subplots(rows, columns, squeeze=False).flat, strict=False))
     for unused in figure.axes[len(tasks) :]:
         unused.remove()
     for task, axes in panels.items():
         axes.set_title(task.name, fontsize=9)
     for each in scores:
-        steps, curves = each.over_steps()
-        mean, low, high = (
-            bound.reshape(len(each.tasks), -1) for bound in with_interval(lambda x: x.mean(axis=0).ravel(), curves, reps=reps)
-        )
-        for number, task in enumerate(each.tasks):
-            x = steps * task.env_steps / 1000
-            panels[task].plot(x, mean[number], label=each.entry.name, **look.line(each.entry), **_mark(x))
-            panels[task].fill_between(x, low[number], high[number], color=look.colours[each.entry.method], alpha=0.15, lw=0)
+        for task, curve in zip(each.tasks, each.curves, strict=True):
+            x = curve.index.to_numpy() * task.env_steps / 1000
+            runs = curve.to_numpy().T[:, None]
+            mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
+            panels[task].plot(x, mean, label=each.entry.name, **look.line(each.entry), **_mark(x))
+            if len(runs) > 1:
+                panels[task].fill_between(x, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, max(panels.values(), key=lambda axes: len(axes.lines)))
@@ -100,31 +101,41 @@ def _mark(x: np.ndarray) -> dict:
     return {"marker": "o", "ms": 3} if len(x) < 4 else {}
 
 
-def _legend(figure: Figure, axes: Axes, columns: int = 8) -> None:
+def _legend(figure: Figure, axes: Axes) -> None:
+    """Above the panels, in as many rows as it takes, with room of its own."""
     lines, names = axes.get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper center", ncols=min(columns, len(names)), fontsize=9)
+    widest = 0.09 * max(map(len, names)) + 0.7  # inches at this size of letters
+    columns = max(1, min(len(names), int(figure.get_figwidth() / widest)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / columns))
+    figure.legend(lines, names, loc="outside upper center", ncols=columns, fontsize=9)
 
 
-def aggregate_bars(found: list[dict], suite: Suite) -> Figure | None:
+def _legend_beside(axes: Axes) -> None:
+    """On the right, the figure as high as it takes."""
+    figure = axes.get_figure()
+    figure.set_figheight(max(figure.get_figheight(), 0.2 * len(axes.get_legend_handles_labels()[1]) + 0.8))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def aggregate_bars(found: list[dict], look: Look) -> Figure | None:
     """
     The four aggregates with their 95 % intervals; the paper's printed ones are hollow.
 
     :param found: From :func:`benchmarks.tables.aggregates`
-    :param suite: Their suite
+    :param look: The report's
     :return: The figure
     """
     if not found:
         return None
     methods = list(dict.fromkeys(entry["method"] for entry in found))
     found = sorted(found, key=lambda entry: methods.index(entry["method"]))
-    look = Look([Entry(entry["method"], entry["source"], entry["name"]) for entry in found])
     figure = Figure(figsize=(11, 0.24 * len(found) + 1.1), layout="constrained")
     for axes, key in zip(figure.subplots(1, 4, sharey=True), AGGREGATES, strict=True):
         for y, entry in enumerate(found):
             number, colour = entry[key], look.colours[entry["method"]]
             hollow = entry["source"] == PAPER
             axes.plot(number["value"], y, "o", ms=5, color=colour, mfc="white" if hollow else colour)
-            if not hollow:
+            if "low" in number:
                 axes.plot([number["low"], number["high"]], [y, y], color=colour, lw=2, solid_capstyle="butt")
         axes.set_title({"OG": "OG (less is better)"}.get(key, key), fontsize=9)
         axes.grid(axis="y", visible=False)
@@ -133,45 +144,48 @@ def aggregate_bars(found: list[dict], suite: Suite) -> Figure | None:
     return figure
 
 
-def sample_efficiency(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
     IQM over all tasks and runs with its 95 % stratified bootstrap band, over steps.
 
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
+    :param look: The report's
     :return: The figure
     """
     if not scores:
         return None
-    look = Look([each.entry for each in scores])
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
     budgets = {task.env_steps for task in suite.tasks}
     unit = budgets.pop() / 1000 if len(budgets) == 1 else 100
     for each in scores:
         steps, curves = each.over_steps()
+        if not len(steps):
+            continue
         value, low, high = with_interval(iqm_over_steps, curves, reps=reps)
         axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry), **_mark(steps))
-        axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
-    axes.set_xlabel("% of the paper's steps" if budgets else "thousand simulator steps")
+        if each.runs > 1:
+            axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
+    axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
     axes.set_ylabel("IQM of the score")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
-def performance_profiles(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+def performance_profiles(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
     Share of runs whose last score is above a threshold, over the threshold.
 
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
+    :param look: The report's
     :return: The figure
     """
     if not scores:
         return None
-    look = Look([each.entry for each in scores])
     scale = suite.tasks[0].scale
     thresholds = np.linspace(0, max(1.0, *(each.final.max() / scale for each in scores)), 101)
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
@@ -180,20 +194,22 @@ def performance_profiles(scores: list[Scores], suite: Suite, reps: int) -> Figur
     for each in scores:
         profile, band = library.create_performance_profile({"": each.final / scale}, thresholds, reps=reps)
         axes.plot(thresholds * scale, profile[""], label=each.entry.name, **look.line(each.entry))
-        axes.fill_between(thresholds * scale, *band[""], color=look.colours[each.entry.method], alpha=0.15, lw=0)
+        if each.runs > 1:
+            axes.fill_between(thresholds * scale, *band[""], color=look.colours[each.entry.method], alpha=0.15, lw=0)
     axes.set_xlabel("score τ")
     axes.set_ylabel("share of runs with score > τ")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
-def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite) -> Figure | None:
+def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite, look: Look) -> Figure | None:
     """
     Mean score over wall-clock time of a run, with one standard deviation over runs.
 
     :param scores: Of each method
     :param rows: The log that they come from
     :param suite: Their suite
+    :param look: The report's
     :return: The figure; None where no log has seconds
     """
     seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin([task.name for task in suite.tasks])]
@@ -201,32 +217,33 @@ def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite) 
     timed = [each for each in scores if each.entry.source == MEASURED and each.entry.method in hours]
     if not timed:
         return None
-    look = Look([each.entry for each in scores])
     figure = Figure(figsize=(5, 3.4), layout="constrained")
     axes = figure.subplots()
     for each in timed:
         means = each.final.mean(axis=1)
         colour = look.colours[each.entry.method]
+        spread = means.std() if each.runs > 1 else None
         axes.errorbar(
-            hours[each.entry.method], means.mean(), means.std(), fmt="o", ms=7, capsize=3, color=colour, label=each.entry.name
+            hours[each.entry.method], means.mean(), spread, fmt="o", ms=7, capsize=3, color=colour, label=each.entry.name
         )
     axes.set_xlim(0, max(hours[each.entry.method] for each in timed) * 1.2)
     axes.set_xlabel("hours a run (wall clock, mean over tasks)")
     axes.set_ylabel("mean score")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    _legend_beside(axes)
     return figure
 
 
-def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
+def variants(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
     "% CIR performance" of variants: measured with 95 % interval, the paper's hatched.
 
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
+    :param look: The report's
     :return: The figure
     """
-    table = percent_of_cir(scores, suite, reps)
+    table = tables.percent_of_cir(scores, suite, reps)
     if table.empty:
         return None
     groups, names = list(table.group.unique()), list(table.name.unique())
@@ -237,8 +254,9 @@ def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
         for number, source in enumerate(sources):
             part = table[(table.group == group) & (table.source == source)]
             x = np.array([names.index(name) for name in part.name]) + (number - (len(sources) - 1) / 2) * width
-            look = {"color": PALETTE[0]} if source == MEASURED else {"color": "white", "edgecolor": "#555555", "hatch": "///"}
-            axes.bar(x, part.value, width * 0.92, label=source, **look)
+            colours = [look.colours[method] for method in part.method]
+            fill = {"color": colours} if source == MEASURED else {"color": "white", "edgecolor": colours, "hatch": "///"}
+            axes.bar(x, part.value, width * 0.92, **fill)
             if source == MEASURED:
                 error = np.abs(part[["low", "high"]].to_numpy().T - part.value.to_numpy())
                 axes.errorbar(x, part.value, error, fmt="none", ecolor="black", elinewidth=1, capsize=2)
@@ -247,24 +265,58 @@ def variants(scores: list[Scores], suite: Suite, reps: int) -> Figure | None:
         axes.grid(axis="x", visible=False)
         axes.set_title(f"{group} tasks", fontsize=9)
     figure.axes[0].set_ylabel("% CIR performance")
-    _legend(figure, figure.axes[0])
+    kinds = {
+        MEASURED: Patch(color="#555555", label=MEASURED),
+        PAPER: Patch(fc="white", ec="#555555", hatch="///", label=PAPER),
+    }
+    figure.legend(handles=[kinds[source] for source in sources], loc="outside upper center", ncols=2, fontsize=9)
     return figure
 
 
-def scaling_curves(scores: list[Scores], suite: Suite) -> Figure | None:
+def parameter_study(scores: list[Scores], suite: Suite, look: Look) -> Figure | None:
+    """
+    Mean return at the last evaluation for each value of a parameter, with the standard deviation over runs (averaged over
+    tasks): easy and medium tasks on the left, hard ones on the right.
+
+    :param scores: Of each method
+    :param suite: Their suite
+    :param look: The report's
+    :return: The figure
+    """
+    table = tables.parameter_study(scores, suite)
+    if table.empty:
+        return None
+    names = list(suite.methods)
+    groups = list(table.group.unique())
+    figure = Figure(figsize=(3.8 * len(groups) + 0.5, 3.2), layout="constrained")
+    for axes, group in zip(figure.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+        for entry, value, std in table.loc[table.group == group, ["entry", "value", "std"]].itertuples(index=False):
+            own = entry.source == MEASURED
+            x = names.index(entry.method) + (0 if own else 0.12)
+            axes.errorbar(x, value, std, fmt="o" if own else "s", capsize=4, color=look.colours[entry.method])
+        axes.set_xticks(range(len(names)), suite.methods.values())
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.set_title(group, fontsize=9)
+    figure.axes[0].set_ylabel("mean return")
+    return figure
+
+
+def scaling_curves(scores: list[Scores], suite: Suite, look: Look) -> Figure | None:
     """
     CIR@k for each value of a study's parameter: over k, and over the parameter.
 
     :param scores: Of each method
     :param suite: Their suite
+    :param look: The report's
     :return: The figure
     """
     known = [each for each in scores if each.entry.method in suite.methods]
     if not known:
         return None
-    table = scaling(known)
+    table = tables.scaling(known)
+    if table.empty:
+        return None
     base = min(task.env_steps for task in suite.tasks) / 1000
-    look = Look([each.entry for each in known])
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for entry in table.entry.unique():

@@ -15,7 +15,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.suites import Task
+from sb3_cir import methods
+from sb3_cir.runs.files import checkpoints
+from sb3_cir.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
@@ -44,19 +46,22 @@ def method(name: str) -> Method:
         known.
     """
     algo, _, variant = name.partition(":")
-    ours, zoos = _algorithms(ROOT / "hyperparams") | WITHOUT_YAML, _algorithms(_zoo() / "hyperparams")
-    if algo not in ours | zoos:
-        raise ValueError(f"--methods {name}: the zoo has {', '.join(sorted(ours | zoos))}.")
     if variant and algo != "cir":
         raise ValueError(f"--methods {name}: only CIR has variants, as cir:{variant}.")
+    zoos = _algorithms_of_the_zoo()
+    trainable = {key for key, each in methods.METHODS.items() if each.algo}
+    if name not in trainable | zoos:
+        known = sorted({key for key in trainable if (":" in key) == bool(variant)} | (set() if variant else zoos))
+        raise ValueError(f"--methods {name}: {methods.did_you_mean(name, known)}")
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
     protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo in zoos else ()
-    return Method(name, (*protocol, *(_variant_params(variant) if variant else ())))
+    own = methods.arguments(name) if variant else {}
+    return Method(name, (*protocol, *(f"{argument}:{value!r}" for argument, value in own.items())))
 
 
-def _algorithms(hyperparams: Path) -> set[str]:
-    """The zoo's algorithms, without a costly import: each has a file of its name (and HER one, which is none)."""
-    return {path.stem for path in hyperparams.glob("*.yml")} - {"her"}
+def _algorithms_of_the_zoo() -> set[str]:
+    """Without a costly import: each has a file of its name (and HER one, which is none)."""
+    return {path.stem for path in (_zoo() / "hyperparams").glob("*.yml")} - {"her"}
 
 
 def _zoo() -> Path:
@@ -64,14 +69,6 @@ def _zoo() -> Path:
     if spec is None or spec.origin is None:
         raise ValueError("RL Zoo is not installed: pip install rl-zoo3.")
     return Path(spec.origin).parent
-
-
-def _variant_params(name: str) -> list[str]:
-    try:
-        from sb3_cir import variants
-    except ImportError as error:
-        raise ValueError(f"Variant {name!r}: this sb3_cir has no variants ({error}).") from error
-    return [f"{argument}:{value!r}" for argument, value in variants.arguments(name).items()]
 
 
 @dataclass(frozen=True)
@@ -128,6 +125,13 @@ class Job:
         return "odrl_sac" if algo == "sac" and self.task.two_domains else algo
 
     @property
+    def action_repeat(self) -> int:
+        """Steps of the simulator for one of the agent: the task's, unless the method has one of its own."""
+        known = methods.METHODS.get(self.algo)
+        own = None if known is None else known.action_repeat
+        return self.task.action_repeat if own is None else own
+
+    @property
     def folder(self) -> Path:
         """A colon in a folder's name is not for every file system."""
         return self.out / re.sub(r"[:=]", "_", self.method.name) / self.task.name / f"seed_{self.seed}"
@@ -146,18 +150,18 @@ class Job:
     def eval_every(self) -> int:
         """Agent steps between evaluations."""
         wanted = self.settings.eval_every or self.task.eval_every
-        return max(1, round(min(wanted, self.task.env_steps * self.settings.budget) / self.task.action_repeat))
+        return max(1, round(min(wanted, self.task.env_steps * self.settings.budget) / self.action_repeat))
 
     @property
     def agent_steps(self) -> int:
         """Steps of the agent: rounded up to whole evaluation intervals, so that the last step is evaluated."""
-        wanted = self.task.env_steps * self.settings.budget / self.task.action_repeat
+        wanted = self.task.env_steps * self.settings.budget / self.action_repeat
         return self.eval_every * math.ceil(round(wanted / self.eval_every, 6))
 
     @property
     def env_steps(self) -> int:
         """The same in steps of the simulator."""
-        return self.agent_steps * self.task.action_repeat
+        return self.agent_steps * self.action_repeat
 
     @property
     def done_steps(self) -> int:
@@ -170,10 +174,14 @@ class Job:
         return self.done_steps >= self.env_steps
 
     @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints. It begins with a dot, as all that is gone when the job is finished."""
+        return self.folder / ".checkpoints"
+
+    @property
     def checkpoint(self) -> Path | None:
-        """The newest whole checkpoint, if there is one."""
-        found = [path for path in self.folder.glob(".checkpoint_*") if path.name.split("_")[-1].isdigit()]
-        return max(found, key=lambda path: int(path.name.split("_")[-1]), default=None)
+        """The newest checkpoint, if there is one. Where it is damaged, the one before is taken when it is read."""
+        return next((path for _, path in checkpoints(self.checkpoints)), None)
 
     def command(self, checkpoint: Path | None = None) -> list[str]:
         """
@@ -184,9 +192,14 @@ class Job:
             "folder": str(self.folder),
             "exp_name": self.method.name,
             "env_name": self.task.name,
-            "action_repeat": self.task.action_repeat,
+            "action_repeat": self.action_repeat,
             "total_steps": self.agent_steps,
-            "checkpoint_every": math.ceil(self.agent_steps / CHECKPOINTS),
+        }
+        # With episodes that begin anew a job that was killed has the rows of one that was not.
+        saver = {
+            "every": math.ceil(self.agent_steps / CHECKPOINTS),
+            "folder": str(self.checkpoints),
+            "restart_episodes": True,
         }
         arguments = {
             "--algo": self.algo,
@@ -198,11 +211,12 @@ class Job:
             "--num-threads": self.settings.threads,
             "--device": self.settings.device,
             "--log-folder": self.folder / "zoo",
+            # Whatever the algorithm, it is to make checkpoints; those of the zoo itself are never due.
+            "--save-freq": 10**9,
         }
         if checkpoint is not None:
-            recorder["checkpoint"] = str(checkpoint)
-            arguments["--trained-agent"] = checkpoint / "model.zip"
-        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}]
+            arguments["--trained-agent"] = checkpoint
+        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}, {"sb3_cir.callbacks.Checkpoint": saver}]
         if self.task.two_domains:
             # It takes the place of the yaml's callback. The zoo's own evaluation, in the target, is what is recorded.
             callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
@@ -215,6 +229,25 @@ class Job:
         ]
         options = [str(part) for item in arguments.items() for part in item]
         return [sys.executable, "-m", "rl_zoo3.train", *options, "-params", *params]
+
+    def short_command(self, warm_up: int, agent_steps: int, folder: Path, callback: dict[str, Any]) -> list[str]:
+        """
+        :param warm_up: Random steps before the first update
+        :param agent_steps: All steps
+        :param folder: For what the zoo saves
+        :param callback: What runs beside training, in the place of what records a job
+        :return: The zoo's command for a run of the same method with the same settings, without evaluations
+        """
+        command = self.command()
+        start = command.index("-params")
+        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder, "--save-freq": -1}
+        for name, value in changed.items():
+            command[command.index(name) + 1] = str(value)
+        callbacks = [callback]
+        if self.task.two_domains:
+            callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
+        params = [word for word in command[start + 1 :] if not word.startswith("callback:")]
+        return [*command[: start + 1], *params, f"learning_starts:{warm_up}", f"callback:{callbacks}"]
 
     def settings_line(self) -> str:
         """What must be the same for a job to be continued: its command, without the machine's part in it."""
@@ -232,10 +265,8 @@ class Job:
             return
         before, now = json.loads(manifest.read_text())["settings"], self.settings_line()
         if before != now:
-            raise ValueError(
-                f"{self.folder} was made with other settings: take another --out, or remove it.\n"
-                f"  then: {before}\n  now:  {now}"
-            )
+            changed = "\n".join(f"  {line}" for line in _differences(before, now))
+            raise ValueError(f"{self.folder} was made with other settings: take another --out, or remove it.\n{changed}")
 
     def lock(self) -> int:
         """
@@ -248,6 +279,22 @@ class Job:
         descriptor = os.open(self.folder / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return descriptor
+
+
+def _differences(before: str, now: str) -> list[str]:
+    """A line for each setting of two of the zoo's commands that is not the same."""
+    then, after = _settings_of(before), _settings_of(now)
+    names = [name for name in {**then, **after} if then.get(name) != after.get(name)]
+    # The recorder's own follow from others, and say them once more.
+    told = [name for name in names if name != "callback"] or names
+    return [f"{name}: then {then.get(name, 'not given')}, now {after.get(name, 'not given')}" for name in told]
+
+
+def _settings_of(line: str) -> dict[str, str]:
+    words = shlex.split(line)
+    start = words.index("-params") if "-params" in words else len(words)
+    options = words[words.index("rl_zoo3.train") + 1 : start]
+    return dict(zip(options[::2], options[1::2], strict=False)) | dict(word.split(":", 1) for word in words[start + 1 :])
 
 
 def rates(jobs: list[Job]) -> pd.DataFrame:

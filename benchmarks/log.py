@@ -8,20 +8,54 @@ Columns are those of SimBa's and CIR's own logs, so that anybody's can be read b
 - ``seed``: the run's seed
 - ``metric``: ``avg_return`` (mean of the evaluation's episodes), ``seconds`` (wall clock since the run began, evaluations
   included) or ``updates`` (gradient updates done)
-- ``env_step``: steps of the simulator, which are the agent's steps times the action repeat
+- ``env_step``: simulator steps, which are the agent's steps times the action repeat
 - ``value``
+
+Published logs differ in details, and are read as they are published. Names of tasks and methods are matched whatever their
+case, hyphens and underscores; a method's other names are in ``sb3_cir.methods``. An unknown method or task keeps its own name.
+A first column without a name is passed over, and so are rows in which something is missing. Of several rows for the same run,
+metric and step **the first counts**, in the order of the files.
+
+A file may begin with comments. Those of ``python -m benchmarks keep`` say of each run how it was made: see :class:`Log`.
+
+RL Zoo's folders are read too: each ``evaluations.npz`` in them.
 """
 
+import json
 import os
 import re
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from benchmarks import zoo_log
+from sb3_cir.methods import of_log
+from sb3_cir.tasks import TASKS
+
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
+RUN = ["exp_name", "env_name", "seed"]
 RETURN, SECONDS, UPDATES = "avg_return", "seconds", "updates"
+
+_TASK_NAMES = {name.lower().replace("-", "_"): name for name in TASKS}
+
+
+@dataclass
+class Log:
+    """
+    What was read.
+
+    :param rows: With the columns :data:`COLUMNS`, in the order of the files
+    :param runs: How runs were made, where that is known: ``exp_name``, ``env_name``, ``seed``, ``commit``, ``processor``, ...
+    :param notes: What was left out or may surprise, a sentence each
+    """
+
+    rows: pd.DataFrame
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -49,37 +83,92 @@ def write(path: Path, rows: pd.DataFrame) -> None:
 
 def read(paths: Iterable[str | Path]) -> pd.DataFrame:
     """
-    Read logs: files as they are, folders with everything in them that is a log.
-
-    A folder is searched in natural order (seed 2 before seed 10); checkpoints in it are left out. Where a row stands more
-    than once, the last one counts, with a warning.
+    The rows of :func:`load`, with a warning for each of its notes.
 
     :param paths: Files and folders
-    :return: The rows in the order of the files, with the columns :data:`COLUMNS`
+    :return: The rows, with the columns :data:`COLUMNS`
+    """
+    found = load(paths)
+    for note in found.notes:
+        warnings.warn(note, stacklevel=2)
+    return found.rows
+
+
+def load(paths: Iterable[str | Path]) -> Log:
+    """
+    Read logs: files as they are, folders with everything in them that is a log.
+
+    A folder is searched in natural order (seed 2 before seed 10); checkpoints in it are left out.
+
+    :param paths: Files and folders
+    :return: What is in them
     :raises FileNotFoundError: If there is no such path.
     :raises ValueError: If a named file is no log, or if there is no log in a named folder.
     """
     files: dict[Path, Path] = {}
+    notes: list[str] = []
     for path in map(Path, paths):
-        found = [path] if path.is_file() else _logs_in(path)
+        found = [path] if path.is_file() else _logs_in(path, notes)
         files |= {file.resolve(): file for file in found}
-    tables = [_read_file(file) for file in files.values()] or [pd.DataFrame(columns=COLUMNS)]
-    rows = pd.concat(tables, ignore_index=True).astype({"seed": int, "env_step": int, "value": float})
-    key = COLUMNS[:-1]
-    repeated = rows.duplicated(key, keep="last")
-    if repeated.any():
-        first = rows[repeated].iloc[0]
-        example = f"{first.exp_name} on {first.env_name}, seed {first.seed}, {first.metric} at step {first.env_step}"
-        warnings.warn(f"{repeated.sum()} rows stand more than once, e.g. {example}: the last one counts.", stacklevel=2)
-    return rows[~repeated].reset_index(drop=True)
+    tables, runs = [pd.DataFrame(columns=COLUMNS)], []
+    for file in files.values():
+        if file.name == zoo_log.FILE:
+            rows, run = zoo_log.read(file)
+            tables.append(pd.DataFrame(rows, columns=COLUMNS))
+            runs.append(run)
+        else:
+            tables.append(_read_file(file))
+            runs += _runs_of(file)
+    filled = [table for table in tables if len(table)] or tables[:1]
+    return Log(_tidy(pd.concat(filled, ignore_index=True), notes), runs, notes)
 
 
-def _logs_in(folder: Path) -> list[Path]:
+def task_of_log(name: str) -> str:
+    """
+    :param name: A task's name in anybody's log
+    :return: Ours, whatever its case, hyphens and underscores; an unknown task keeps its own
+    """
+    return _TASK_NAMES.get(name.lower().replace("-", "_"), name)
+
+
+def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    whole = rows.notna().all(axis=1)
+    if not whole.all():
+        notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing in them.")
+    rows = rows[whole].astype({"seed": float, "env_step": float, "value": float})
+    rows = rows.assign(
+        exp_name=rows.exp_name.map({name: of_log(name) for name in rows.exp_name.unique()}),
+        env_name=rows.env_name.map({name: task_of_log(name) for name in rows.env_name.unique()}),
+        seed=rows.seed.astype(int),
+        env_step=rows.env_step.round().astype(int),
+    )
+    again = rows.duplicated(COLUMNS[:-1])
+    if again.any():
+        one = rows[again].iloc[0]
+        where = f"{one.exp_name} on {one.env_name}, seed {one.seed}, {one.metric} at step {one.env_step}"
+        other = (again & ~rows.duplicated(COLUMNS)).sum()
+        notes.append(
+            f"{again.sum()} rows are left out: the same run, metric and step stands earlier, {other} times with another "
+            f"value. The first counts (e.g. {where})."
+        )
+    return rows[~again].reset_index(drop=True)
+
+
+def _logs_in(folder: Path, notes: list[str]) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no file or folder {str(folder)!r}.")
-    files = [file for file in folder.rglob("*.csv") if _is_log(file) and not _hidden(file.relative_to(folder))]
+    tables = [file for file in folder.rglob("*.csv") if not _hidden(file.relative_to(folder))]
+    files = [file for file in tables if _is_log(file)]
+    # A job of the grid has both; its rows.csv says more.
+    homes = {file.parent for file in files if file.name == "rows.csv"}
+    files += [file for file in folder.rglob(zoo_log.FILE) if homes.isdisjoint(file.parents)]
     if not files:
-        raise ValueError(f"There is no log in {str(folder)!r}: no .csv file with the columns {', '.join(COLUMNS)}.")
+        raise ValueError(
+            f"There is no log in {str(folder)!r}: no .csv file with the columns {', '.join(COLUMNS)}, and no {zoo_log.FILE}."
+        )
+    others = [file for file in tables if file not in files and not file.name.endswith(".monitor.csv")]
+    if others:
+        notes.append(f"{len(others)} .csv files in {folder} are no logs, e.g. {others[0].relative_to(folder)}.")
     return sorted(files, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", str(file))])
 
 
@@ -88,12 +177,56 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
+def _comments(file: Path) -> list[str]:
+    with open(file, errors="replace") as opened:
+        lines = []
+        for line in opened:
+            if not line.startswith("#"):
+                break
+            lines.append(line)
+    return lines
+
+
 def _is_log(file: Path) -> bool:
     with open(file, errors="replace") as opened:
-        return set(COLUMNS) <= set(opened.readline().strip().split(","))
+        header = next((line for line in opened if not line.startswith("#")), "")
+    return set(COLUMNS) <= set(header.strip().split(","))
 
 
 def _read_file(file: Path) -> pd.DataFrame:
     if not _is_log(file):
         raise ValueError(f"{str(file)!r} is no log: its first line must name the columns {', '.join(COLUMNS)}.")
-    return pd.read_csv(file, usecols=COLUMNS, dtype={"exp_name": str, "env_name": str})[COLUMNS]
+    types = {"exp_name": str, "env_name": str, "metric": str}
+    return pd.read_csv(file, usecols=COLUMNS, dtype=types, skiprows=len(_comments(file)))[COLUMNS]
+
+
+def _runs_of(file: Path) -> list[dict[str, Any]]:
+    """From the comments of a file that was kept, or from the manifest beside a job's rows."""
+    kept = [json.loads(line[1:]) for line in _comments(file) if line.startswith("# {")]
+    manifest = file.with_name("manifest.json")
+    if kept or not manifest.exists():
+        return kept
+    starts = json.loads(manifest.read_text())["starts"]
+    machine, first = starts[-1]["machine"], _read_file(file).iloc[0]
+    return [
+        {
+            **{key: first[key] for key in ("exp_name", "env_name")},
+            "seed": int(first.seed),
+            "commit": ", ".join(dict.fromkeys(_commit(start) for start in starts)),
+            "processor": f"{machine['processor']}, {machine['cpus']} cores"
+            + (f", {machine['gpu']}" if machine["gpu"] else ""),
+            "versions": starts[-1]["versions"],
+            "command": _anywhere(starts[0]["command"], file.parents[3] if len(file.parents) > 3 else file.parent),
+            "began": starts[0]["time"],
+        }
+    ]
+
+
+def _commit(start: dict[str, Any]) -> str:
+    return (start["git_commit"] or "not known") + ("" if start["git_clean"] else " and changes")
+
+
+def _anywhere(command: str, folder: Path) -> str:
+    """A command without this machine's paths."""
+    command = command.replace(str(folder), "OUT")
+    return re.sub(r"(?<![\w.])/(?:[^/\s'\"]+/)+", "", command)

@@ -6,22 +6,35 @@ import html
 import io
 import json
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks import figures, log, tables
-from benchmarks.scores import LOG, MEASURED, collect
-from benchmarks.suites import SUITES, Suite, suite
+from benchmarks.run import git_commit
+from benchmarks.scores import PAPER, Entry, paper_numbers
+from benchmarks.selection import Selection, select
+from benchmarks.suites import SUITES, suite
+from sb3_cir.methods import of_log
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222 }
 div { overflow-x: auto } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right } td { white-space: nowrap }
+table + table { margin-top: 1rem }
 th:first-child, td:first-child { text-align: left } img { max-width: 100%; height: auto } h2 { margin-top: 2rem }
-p.note { color: #666 }
+p.note { color: #666 } nav li { display: inline-block; margin-right: 1.2rem } nav ul { padding: 0 }
 """
+
+
+# As many columns, beside the first, as a page has room for.
+_COLUMNS = 9
+_UNITS = (
+    "Steps are simulator steps throughout, as in the paper: on dm_control and HumanoidBench two for each step of the agent, "
+    "on ODRL one."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     :param parser: Gets them
     """
-    parser.add_argument("results", nargs="*", type=Path, help="folders and files of measured results")
+    parser.add_argument(
+        "results", nargs="*", type=Path, help="folders and files of measured results; RL Zoo's log folders are read too"
+    )
     parser.add_argument("--reference", nargs="+", type=Path, default=[], help="other people's logs to show beside them")
     parser.add_argument("--suite", required=True, choices=list(SUITES), metavar="SUITE", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--out", type=Path, help="folder of the report (default: only print the aggregates)")
@@ -48,47 +63,68 @@ def main(options: argparse.Namespace) -> int:
     :return: 0
     :raises ValueError: If no log has anything of the suite.
     """
-    chosen = suite(options.suite)
-    measured, reference = (_read(paths, options.methods) for paths in (options.results, options.reference))
-    scores = [
-        *collect(measured, chosen, MEASURED, options.budget),
-        *collect(reference, chosen, LOG, options.budget),
-    ]
     if not options.results and not options.reference:
         raise ValueError("there is nothing to report on: name folders of results, or --reference.")
-    if not scores:
-        raise ValueError(f"the logs have no returns of the tasks of {chosen.name}.")
-    found = tables.aggregates(scores, chosen, options.reps) if chosen.comparable else []
+    measured, reference = log.load(options.results), log.load(options.reference)
+    own, theirs = _chosen_rows(measured.rows, reference.rows, options.methods)
+    found = select(own, theirs, suite(options.suite), options.budget)
+    found.notes = [*measured.notes, *reference.notes, *found.notes]
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    if not found.scores:
+        raise ValueError(f"the logs have no returns of the tasks of {found.suite.name}.")
+    aggregates = []
+    if found.suite.comparable and found.aggregated:
+        aggregates = tables.aggregates(found.aggregated, found.suite, options.reps, found.of_tasks)
     if options.format == "json":
-        print(json.dumps({"suite": chosen.name, "aggregates": found}, indent=1))
+        print(json.dumps({"suite": found.suite.name, "aggregates": aggregates, "notes": found.notes}, indent=1))
     else:
-        shown = tables.aggregates_table(found) if found else tables.per_task(scores, chosen)
+        shown = tables.aggregates_table(aggregates) if aggregates else tables.per_task(found.scores, found.suite)
         print(shown.to_markdown(index=False, disable_numparse=True))
     if options.out:
-        page = Page(options.out, f"{chosen.title}: CIR's benchmarks")
+        page = Page(options.out, f"{found.suite.title}: CIR's benchmarks", f"{_made()} {_UNITS}")
         with figures.styled():
-            _fill(page, scores, measured, chosen, found, options.reps)
+            _fill(page, found, own, aggregates, measured.runs, options.reps)
         page.write()
     return 0
 
 
-def _read(paths: list[Path], methods: list[str] | None) -> pd.DataFrame:
-    rows = log.read(paths)
-    return rows[rows.exp_name.isin(methods)] if methods else rows
+def _chosen_rows(own: pd.DataFrame, theirs: pd.DataFrame, names: list[str] | None) -> tuple[pd.DataFrame, pd.DataFrame]:
+    if not names:
+        return own, theirs
+    wanted = [of_log(name) for name in names]
+    known = {*own.exp_name, *theirs.exp_name}
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise ValueError(f"--methods {missing[0]}: the logs have {', '.join(sorted(known))}.")
+    return own[own.exp_name.isin(wanted)], theirs[theirs.exp_name.isin(wanted)]
 
 
-def _fill(page: "Page", scores: list, measured: pd.DataFrame, chosen: Suite, found: list[dict], reps: int) -> None:
-    if found:
-        page.table("aggregates", "Aggregates", tables.aggregates_table(found), _AGGREGATES_NOTE)
-        page.figure("aggregates", "", figures.aggregate_bars(found, chosen))
+def _made() -> str:
+    commit = git_commit()
+    code = f"the code of commit {commit[:10]}" if commit else "code with changes that are not committed"
+    return f"Made on {time.strftime('%d %B %Y')} by {code}."
+
+
+def _fill(page: "Page", found: Selection, measured: pd.DataFrame, aggregates: list[dict], runs: list[dict], reps: int) -> None:
+    chosen, scores, shared = found.suite, found.scores, found.aggregated
+    printed = [Entry(method, PAPER, method) for method in paper_numbers(chosen).method.unique()]
+    look = figures.Look([*(each.entry for each in scores), *printed])
+    if aggregates:
+        page.table("aggregates", "Aggregates", tables.aggregates_table(aggregates), _AGGREGATES_NOTE)
+        page.figure("aggregates", "", figures.aggregate_bars(aggregates, look))
+    if chosen.name == "parameter_c":
+        page.figure("parameter_study", "The parameter", figures.parameter_study(scores, chosen, look), _PARAMETER_NOTE)
     if "cir" in chosen.methods and any(":" in method for method in chosen.methods):
-        page.figure("percent_of_cir", "Variants", figures.variants(scores, chosen, reps))
-        page.figure("scaling", "CIR@k", figures.scaling_curves(scores, chosen))
+        page.figure("percent_of_cir", "Variants", figures.variants(scores, chosen, reps, look))
+        page.figure("scaling", "CIR@k", figures.scaling_curves(scores, chosen, look))
     if chosen.comparable:
-        page.figure("sample_efficiency", "Sample efficiency", figures.sample_efficiency(scores, chosen, reps))
-        page.figure("profiles", "Performance profiles", figures.performance_profiles(scores, chosen, reps))
+        page.figure("sample_efficiency", "Sample efficiency", figures.sample_efficiency(shared, chosen, reps, look))
+        page.figure("profiles", "Performance profiles", figures.performance_profiles(shared, chosen, reps, look))
         page.figure(
-            "return_against_time", "Return against compute time", figures.return_against_time(scores, measured, chosen)
+            "return_against_time",
+            "Return against compute time",
+            figures.return_against_time(scores, measured, chosen, look),
         )
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
     page.table(
@@ -96,16 +132,29 @@ def _fill(page: "Page", scores: list, measured: pd.DataFrame, chosen: Suite, fou
     )
     if not chosen.plain:
         page.table("per_task_returns", "Each task, plain returns", tables.per_task(scores, chosen, plain=True), _TASKS_NOTE)
-    page.figure("learning_curves", "Learning curves", figures.learning_curves(scores, chosen, reps), _CURVES_NOTE)
+    page.figure("learning_curves", "Learning curves", figures.learning_curves(scores, chosen, reps, look), _CURVES_NOTE)
+    shown = [run for run in runs if run["env_name"] in {task.name for task in chosen.tasks}]
+    page.table("origins", "How the measured runs were made", tables.origins(shown))
+    page.list("What was left out, and why", found.notes)
 
 
 _AGGREGATES_NOTE = (
-    "At each run's last evaluation. Square brackets: 95 % intervals by stratified bootstrap (rliable). Median is the paper's: "
-    "the median over runs of the mean over tasks. “(log)”: computed here from the logs given as reference; “(paper)”: as "
-    "printed there."
+    "At each run's last evaluation, over the tasks that every measured method has. Square brackets: 95 % intervals by "
+    "stratified bootstrap (rliable), of two runs or more. Median is the paper's: the median over runs of the mean over tasks. "
+    "“(log)”: computed here from the logs given as reference; “(paper)”: as printed there."
 )
-_TASKS_NOTE = "Mean ± standard deviation over runs at the last evaluation."
-_CURVES_NOTE = "Mean over runs; the bands are 95 % bootstrap intervals of the mean."
+_PARAMETER_NOTE = (
+    "Mean return over tasks and runs at the last evaluation. Bars: the standard deviation over runs, averaged over tasks, as "
+    "in the paper's figure. Squares are from other logs."
+)
+_TASKS_NOTE = "Mean ± standard deviation over runs at the last evaluation; a single run has none."
+_CURVES_NOTE = "Mean over runs; the bands are 95 % bootstrap intervals of the mean, of two runs or more."
+
+
+def _narrow(table: pd.DataFrame) -> list[pd.DataFrame]:
+    """A table as several that fit the page's width, each with the first column."""
+    names = list(table)
+    return [table[[names[0], *names[start : start + _COLUMNS]]] for start in range(1, len(names), _COLUMNS)]
 
 
 class Page:
@@ -114,11 +163,14 @@ class Page:
 
     :param folder: Where to write
     :param title: The page's heading
+    :param made: How it was made and what holds throughout, below the heading
     """
 
-    def __init__(self, folder: Path, title: str):
+    def __init__(self, folder: Path, title: str, made: str):
         self.folder = folder
         self.title = title
+        self.made = made
+        self.contents: list[str] = []
         self.parts: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -127,7 +179,9 @@ class Page:
         :param heading: Of what follows; nothing for none
         :param note: A sentence about it
         """
-        self.parts += [f"<h2>{html.escape(heading)}</h2>"] if heading else []
+        if heading:
+            self.contents.append(heading)
+            self.parts.append(f'<h2 id="part-{len(self.contents)}">{html.escape(heading)}</h2>')
         self.parts += [f'<p class="note">{html.escape(note)}</p>'] if note else []
 
     def table(self, name: str, heading: str, table: pd.DataFrame, note: str = "") -> None:
@@ -142,7 +196,8 @@ class Page:
         log.write_whole(self.folder / f"{name}.csv", table.to_csv(index=False))
         log.write_whole(self.folder / f"{name}.md", table.to_markdown(index=False, disable_numparse=True) + "\n")
         self.text(heading, note)
-        self.parts.append(f"<div>{table.to_html(index=False, border=0)}</div>")
+        parts = [part.to_html(index=False, border=0) for part in _narrow(table)]
+        self.parts.append(f"<div>{''.join(parts)}</div>")
 
     def figure(self, name: str, heading: str, figure: Figure | None, note: str = "") -> None:
         """
@@ -160,14 +215,25 @@ class Page:
         data = base64.b64encode(image.getvalue()).decode()
         self.parts.append(f'<img alt="{html.escape(heading or name)}" src="data:image/png;base64,{data}">')
 
+    def list(self, heading: str, sentences: list[str]) -> None:
+        """
+        :param heading: Above them
+        :param sentences: One point each; without any, nothing is written
+        """
+        if sentences:
+            self.text(heading)
+            self.parts.append(f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>")
+
     def write(self) -> None:
         """Write ``index.html``."""
         body = "\n".join(self.parts)
+        links = [f'<li><a href="#part-{number}">{html.escape(each)}</a></li>' for number, each in enumerate(self.contents, 1)]
         title = html.escape(self.title)
         log.write_whole(
             self.folder / "index.html",
             f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
             f"<style>{_STYLE}</style></head>\n"
-            f"<body><h1>{title}</h1>\n{body}\n</body></html>\n",
+            f'<body><h1>{title}</h1>\n<p class="note">{html.escape(self.made)}</p>\n'
+            f"<nav><ul>{''.join(links)}</ul></nav>\n{body}\n</body></html>\n",
         )
         print(f"Written: {self.folder / 'index.html'}", file=sys.stderr)

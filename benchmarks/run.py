@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import log
+from benchmarks import log, rate
 from benchmarks.jobs import ROOT, Job, Settings, method, rates
 from benchmarks.progress import View
 from benchmarks.suites import SUITES, suite
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus-per-job", type=float, default=1.0, help="may be a fraction (default: %(default)s)")
     parser.add_argument("--gpus-per-job", type=float, default=0.0, help="may be a fraction; with 0 jobs run on CPU")
     parser.add_argument(
-        "--list", action="store_true", help="show what would run, with an estimate of hours, and start nothing"
+        "--list",
+        action="store_true",
+        help="show what would run, with an estimate of hours; a method without a log is measured for some seconds first",
     )
 
 
@@ -79,10 +82,12 @@ def main(options: argparse.Namespace) -> int:
         job.check_settings()
     console = Console()
     if options.list:
-        console.print(plan(jobs, at_once=max(1, int((os.cpu_count() or 1) / (options.cpus_per_job or 1)))))
+        console.print(plan(jobs, max(1, int((os.cpu_count() or 1) / (options.cpus_per_job or 1))), _rates(jobs, console)))
         return 0
     view = View(jobs, console)
     missing = [job for job in jobs if not job.finished]
+    if missing:
+        console.print("Starting Ray. On a small machine this takes up to a minute.")
     view.finished.update(job for job in jobs if job not in missing)
     try:
         with view:
@@ -121,26 +126,40 @@ def grid(options: argparse.Namespace) -> list[Job]:
     return [Job(each, task, seed, out, settings) for seed, each, task in order]
 
 
-def plan(jobs: list[Job], at_once: int) -> Table:
+def _rates(jobs: list[Job], console: Console) -> pd.DataFrame:
+    """From the logs of the grid; of a method that has none yet, measured now on one of its tasks."""
+    seen = rates(jobs)
+    unknown = {job.method.name: job for job in reversed(jobs) if job.method.name not in set(seen.method)}
+    found = []
+    for name, job in reversed(unknown.items()):
+        console.print(f"{name} has no log here yet: measuring {rate.UPDATES} updates on {job.task.name} ...")
+        measured = rate.measure(job)
+        if measured is None:
+            console.print(f"{name} could not be trained on {job.task.name}. `benchmarks run` keeps a log that says why.")
+        else:
+            found.append((name, job.task.name, measured))
+    return pd.DataFrame([*seen.itertuples(index=False), *found], columns=["method", "task", "rate"])
+
+
+def plan(jobs: list[Job], at_once: int, seen: pd.DataFrame) -> Table:
     """
     :param jobs: A grid
     :param at_once: How many run at the same time
-    :return: What is done and what would run, with hours from the rate of the jobs that have run: of the same method and task,
-        else of the same method, else of any
+    :param seen: Rates as :func:`benchmarks.jobs.rates` has them
+    :return: What is done and what would run, with hours from the rates: of the same method and task, else of the same method
     """
-    seen = rates(jobs)
-    table = Table("method", "task", "seeds done", "steps left", "hours", title=f"{len(jobs)} jobs")
+    table = Table("method", "task", "seeds done", "simulator steps left", "hours", title=f"{len(jobs)} jobs")
     total = 0.0
     for (name, task), group in _by_method_and_task(jobs):
         left = sum(job.env_steps - min(job.done_steps, job.env_steps) for job in group)
-        like = [seen[(seen.method == name) & (seen.task == task)], seen[seen.method == name], seen]
-        rate = next((each.rate.mean() for each in like if len(each)), np.nan)
-        hours = left / rate / 3600 if left else 0.0
+        like = [seen[(seen.method == name) & (seen.task == task)], seen[seen.method == name]]
+        per_second = next((each.rate.mean() for each in like if len(each)), np.nan)
+        hours = left / per_second / 3600 if left else 0.0
         total += hours
         done = sum(job.finished for job in group)
         table.add_row(name, task, f"{done} of {len(group)}", f"{left:,}", "?" if np.isnan(hours) else f"{hours:.2f}")
     table.caption = (
-        "Hours are not known: no job of this grid has a log yet."
+        "Hours are not known for every method."
         if np.isnan(total)
         else f"{total:.1f} hours of jobs left: {total / at_once:.1f} hours with {at_once} at once, as on this machine."
     )
@@ -159,6 +178,7 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
     if not jobs:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    print("Starting Ray, which takes up to a minute ...", flush=True)
     import ray
 
     for job in jobs:
@@ -267,6 +287,12 @@ def _versions() -> dict[str, str]:
 def _git(*arguments: str) -> str | None:
     result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return result.stdout.strip() if result.returncode == 0 else None
+
+
+def git_commit() -> str | None:
+    """:return: This checkout's commit; None where it has changes, or where this is no checkout"""
+    clean = _git("status", "--porcelain", "--untracked-files=no") == ""
+    return _git("rev-parse", "HEAD") if clean else None
 
 
 def processor() -> str:

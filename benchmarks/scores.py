@@ -9,7 +9,9 @@ from rliable import library, metrics
 from scipy.stats import trim_mean
 
 from benchmarks import log
-from benchmarks.suites import Suite, Task, label, method_of_heading, published
+from benchmarks.suites import AGGREGATES, Suite, published
+from sb3_cir.methods import label, of_heading
+from sb3_cir.tasks import Task
 
 MEASURED, LOG, PAPER = "measured", "log", "paper"
 
@@ -35,10 +37,15 @@ class Scores:
     One method's scores on the tasks of a suite. What is missing is left out: a task without a run, and runs beyond the
     number that every task has, so that runs can be paired (the first of every task, the second, ...).
 
+    Where every task has the same seeds, the runs of one seed are paired. Where seeds differ between tasks, runs are paired in
+    the order in which they stand in the log. The paper's Median, over runs of the mean over tasks, depends on it: this rule
+    gives the printed figures both for SimBa, whose runs stand in another order for each task, and for CIR, whose tasks have
+    different seeds.
+
     :param entry: Whose
     :param tasks: Those that it has runs of
-    :param curves: For each task the scores, one column for each run in the order of the log, over the fraction of the
-        paper's steps; a run that ended before another keeps its last score
+    :param curves: For each task the scores, one column for each run, over the fraction of the paper's steps; a run that
+        ended before another keeps its last score
     :param reach: The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made
     """
 
@@ -46,6 +53,13 @@ class Scores:
     tasks: list[Task]
     curves: list[pd.DataFrame]
     reach: tuple[float, float]
+
+    def on(self, tasks: list[Task]) -> "Scores":
+        """
+        :param tasks: Some of the tasks
+        :return: The scores on these alone
+        """
+        return Scores(self.entry, tasks, _paired([self.curves[self.tasks.index(task)] for task in tasks]), self.reach)
 
     @property
     def runs(self) -> int:
@@ -59,7 +73,7 @@ class Scores:
 
     def over_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """
-        Scores from the first step that every task has an evaluation for to the last one.
+        Scores from the first step that every task has an evaluation for to the last one; none, where there is no such step.
 
         :return: Fractions of the paper's steps ``(steps,)``, and scores ``(runs, tasks, steps)``
         """
@@ -89,8 +103,14 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) 
         of_tasks = {task: of_method[of_method.env_name == task.name] for task in suite.tasks}
         curves = {task: _curve(of_task, task) for task, of_task in of_tasks.items() if len(of_task)}
         ends = of_method.groupby(["env_name", "seed"]).fraction.max()
-        found.append(Scores(entry, list(curves), list(curves.values()), (ends.min(), ends.max())))
+        found.append(Scores(entry, list(curves), _paired(list(curves.values())), (ends.min(), ends.max())))
     return found
+
+
+def _paired(curves: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    seeds = [sorted(curve.columns) for curve in curves]
+    same = all(each == seeds[0] for each in seeds)
+    return [curve[seeds[0]] for curve in curves] if same else curves
 
 
 def _curve(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
@@ -149,8 +169,12 @@ def paper_numbers(suite: Suite) -> pd.DataFrame:
     :return: What the paper prints for it, as scores: columns ``row`` (task or aggregate), ``method``, ``mean``, ``std``
     """
     table = pd.DataFrame(published(suite.published) if suite.published else [], columns=["row", "column", "mean", "std"])
+    names = {task.name for task in suite.tasks}
+    if names < set(table.row) - {*AGGREGATES, "Average Return"}:
+        # The printed aggregates are over all tasks of the table.
+        table = table[table.row.isin(names)].reset_index(drop=True)
     table[["mean", "std"]] = table[["mean", "std"]].apply(pd.to_numeric)
-    table["method"] = table.pop("column").map(method_of_heading)
+    table["method"] = table.pop("column").map(of_heading)
     if suite.name == "odrl":  # the one table with plain returns of tasks that have a normalised one
         tasks = {task.name: task for task in suite.tasks}
         table["mean"] = [tasks[row].score(mean) for row, mean in zip(table.row, table["mean"], strict=True)]

@@ -5,25 +5,29 @@ import pandas as pd
 
 from benchmarks import log
 from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, paper_numbers, with_interval
-from benchmarks.suites import AGGREGATES, Suite, Task, label
+from benchmarks.suites import AGGREGATES, Suite
+from sb3_cir.methods import label
+from sb3_cir.tasks import Task
 
 PAPER_SUFFIX = " (paper)"
 
 
-def aggregates(scores: list[Scores], suite: Suite, reps: int) -> list[dict]:
+def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | None = None) -> list[dict]:
     """
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
-    :return: For each method: names, runs, tasks, steps, and each of :data:`AGGREGATES` with its ``low`` and ``high``; then the
-        paper's rows for the same suite, which have no interval
+    :param of_tasks: How many tasks the whole suite has (default: those of ``suite``)
+    :return: For each method: names, runs, tasks, steps, and each of :data:`AGGREGATES` with its ``low`` and ``high``, which a
+        single run has not; then the paper's rows for the same tasks, which have no interval
     """
     scale = suite.tasks[0].scale
     factors = np.array([scale, scale, scale, 1.0])
     found = []
     for each in scores:
-        values, lows, highs = (bound * factors for bound in with_interval(aggregate, each.final / scale, reps=reps))
-        numbers = zip(AGGREGATES, values, lows, highs, strict=True)
+        values, *bounds = (bound * factors for bound in with_interval(aggregate, each.final / scale, reps=reps))
+        bounds = bounds if each.runs > 1 else []
+        numbers = zip(AGGREGATES, *(column.tolist() for column in (values, *bounds)), strict=True)
         found.append(
             {
                 "name": each.entry.name,
@@ -31,9 +35,9 @@ def aggregates(scores: list[Scores], suite: Suite, reps: int) -> list[dict]:
                 "source": each.entry.source,
                 "runs": each.runs,
                 "tasks": len(each.tasks),
-                "of_tasks": len(suite.tasks),
+                "of_tasks": of_tasks or len(suite.tasks),
                 "budget": list(each.reach),
-                **{key: dict(value=float(value), low=float(low), high=float(high)) for key, value, low, high in numbers},
+                **{key: dict(zip(("value", "low", "high"), number, strict=False)) for key, *number in numbers},
             }
         )
     return found + _paper_aggregates(suite)
@@ -66,13 +70,13 @@ def aggregates_table(found: list[dict]) -> pd.DataFrame:
         if entry["source"] != PAPER:
             size["runs"] = str(entry["runs"])
             size["tasks"] = f"{entry['tasks']} of {entry['of_tasks']}"
-            size["of the paper's steps"] = _percent(*entry["budget"])
+            size["% of the paper's simulator steps"] = _percent(*entry["budget"])
         rows.append({"method": entry["name"], **cells, **size})
     return pd.DataFrame(rows).fillna("")
 
 
 def _percent(low: float, high: float) -> str:
-    return f"{100 * low:.3g} %" if low == high else f"{100 * low:.3g} to {100 * high:.3g} %"
+    return f"{100 * low:.3g}" if low == high else f"{100 * low:.3g} to {100 * high:.3g}"
 
 
 def _with_bounds(number: dict[str, float], digits: int) -> str:
@@ -91,9 +95,9 @@ def per_task(scores: list[Scores], suite: Suite, plain: bool = False) -> pd.Data
     columns: dict[str, dict[str, str]] = {}
     for each in scores:
         for task, curve in zip(each.tasks, each.curves, strict=True):
-            columns.setdefault(each.entry.name, {})[task.name] = _cell(
-                task, curve.iloc[-1].mean(), curve.iloc[-1].std(ddof=0), plain
-            )
+            last = curve.iloc[-1]
+            std = last.std(ddof=0) if len(last) > 1 else np.nan
+            columns.setdefault(each.entry.name, {})[task.name] = _cell(task, last.mean(), std, plain)
     table = paper_numbers(suite)
     tasks = {task.name: task for task in suite.tasks}
     for row, method, mean, std in table[["row", "method", "mean", "std"]].itertuples(index=False):
@@ -140,7 +144,13 @@ def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     shown = {"steps": "{:,.0f}", "hours": "{:.3f}", "updates": "{:,.0f}", "steps a second": "{:.1f}"}
     for column, pattern in shown.items():
         table[column] = table[column].map(pattern.format)
-    return table.rename(columns={"steps": "steps a run", "hours": "hours a run", "updates": "updates a run"}).reset_index()
+    names = {
+        "steps": "simulator steps a run",
+        "hours": "hours a run",
+        "updates": "updates a run",
+        "steps a second": "simulator steps a second",
+    }
+    return table.rename(columns=names).reset_index()
 
 
 def percent_of_cir(scores: list[Scores], suite: Suite, reps: int) -> pd.DataFrame:
@@ -150,7 +160,8 @@ def percent_of_cir(scores: list[Scores], suite: Suite, reps: int) -> pd.DataFram
     :param scores: Of each method
     :param suite: Their suite
     :param reps: Bootstrap replications
-    :return: Columns ``group`` (medium, hard or all tasks), ``name``, ``source``, ``value``, ``low`` and ``high``
+    :return: Columns ``group`` (medium, hard or all tasks), ``method``, ``name``, ``source``, ``value``, ``low`` and ``high``
+        (missing for a single run)
     """
     groups = {
         "medium": [task for task in suite.tasks if not task.hard],
@@ -162,7 +173,7 @@ def percent_of_cir(scores: list[Scores], suite: Suite, reps: int) -> pd.DataFram
     rows = []
     for group, tasks in groups.items():
         rows += _percent_measured(scores, group, tasks, reps) + _percent_paper(suite, group, tasks)
-    return pd.DataFrame(rows, columns=["group", "name", "source", "value", "low", "high"])
+    return pd.DataFrame(rows, columns=["group", "method", "name", "source", "value", "low", "high"])
 
 
 def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps: int) -> list[dict]:
@@ -177,7 +188,10 @@ def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps:
             own, base = (one.final[:, [one.tasks.index(task) for task in common]] for one in (each, cir))
             numbers = with_interval(lambda x, y: 100 * x.mean() / y.mean(), own, base, reps=reps)
             value, low, high = (float(number[0]) for number in numbers)
-            rows.append(dict(group=group, name=each.entry.name, source=MEASURED, value=value, low=low, high=high))
+            if len(own) == 1 or len(base) == 1:
+                low = high = np.nan
+            entry = dict(group=group, method=each.entry.method, name=each.entry.name, source=MEASURED)
+            rows.append({**entry, "value": value, "low": low, "high": high})
     return rows
 
 
@@ -185,7 +199,13 @@ def _percent_paper(suite: Suite, group: str, tasks: list[Task]) -> list[dict]:
     table = paper_numbers(suite)
     means = table[table.row.isin([task.name for task in tasks])].groupby("method", sort=False)["mean"].mean()
     return [
-        dict(group=group, name=suite.methods.get(method, label(method)), source=PAPER, value=100 * mean / means["cir"])
+        dict(
+            group=group,
+            method=method,
+            name=suite.methods.get(method, label(method)),
+            source=PAPER,
+            value=100 * mean / means["cir"],
+        )
         for method, mean in means.items()
         if method != "cir"
     ]
@@ -203,7 +223,42 @@ def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
     rows = []
     for each in scores:
         steps, curves = each.over_steps()
-        for k in np.linspace(0, steps[-1], points + 1)[1:]:
+        for k in np.linspace(0, steps[-1], points + 1)[1:] if len(steps) else ():
             at = curves[..., np.searchsorted(steps, k + 1e-9) - 1]
             rows.append(dict(entry=each.entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
     return pd.DataFrame(rows)
+
+
+def parameter_study(scores: list[Scores], suite: Suite) -> pd.DataFrame:
+    """
+    The paper's figure of a parameter: the mean return over tasks and runs at the last evaluation, easy and medium tasks apart
+    from hard ones.
+
+    :param scores: Of each method
+    :param suite: Their suite; its methods are the parameter's values, in order
+    :return: Columns ``group``, ``entry``, ``value`` and ``std`` (over runs, averaged over tasks, as in the paper)
+    """
+    groups = {"easy and medium tasks": False, "hard tasks": True}
+    rows = []
+    for group, hard in groups.items():
+        for each in scores:
+            tasks = [task for task in each.tasks if task.hard == hard]
+            if each.entry.method in suite.methods and tasks:
+                final = each.on(tasks).final
+                rows.append(dict(group=group, entry=each.entry, value=final.mean(), std=final.std(axis=0).mean()))
+    return pd.DataFrame(rows, columns=["group", "entry", "value", "std"])
+
+
+def origins(runs: list[dict]) -> pd.DataFrame:
+    """
+    :param runs: How runs were made (:class:`benchmarks.log.Log`)
+    :return: The same for people: one row for each method, commit and processor
+    """
+    if not runs:
+        return pd.DataFrame()
+    table = pd.DataFrame(runs).reindex(columns=["exp_name", "commit", "processor", "env_name", "seed"]).fillna("not known")
+    table["commit"] = table.commit.map(lambda commit: " ".join(word[:10] for word in str(commit).split(" ")))
+    keys = ["exp_name", "commit", "processor"]
+    found = table.groupby(keys, sort=False).agg(runs=("seed", "size"), tasks=("env_name", "nunique")).reset_index()
+    found["exp_name"] = found.exp_name.map(label)
+    return found.astype(str).rename(columns={"exp_name": "method"})

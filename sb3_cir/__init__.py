@@ -4,7 +4,7 @@ from sb3_cir import envs
 from sb3_cir.cir import CIR
 from sb3_cir.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 envs.register()
 

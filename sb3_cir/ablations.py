@@ -1,7 +1,7 @@
 """
 The critics that the paper compares with CIR's: each overrides the one method of ``networks.UShape`` that differs (this file
 imports torch alone). :data:`CRITICS` has each under the paper's label ("Ablation Study" and, in the appendix, "More Ablation
-Study").
+Study"); ``methods.py`` says how to train each.
 """
 
 from collections.abc import Mapping

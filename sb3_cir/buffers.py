@@ -114,6 +114,10 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
         super().reset()
         self._forget()
 
+    def rewritten(self) -> None:
+        """To be called by whoever has changed transitions where they are: all of them are sent to the device again."""
+        self._forget()
+
     def add(self, *args: Any, **kwargs: Any) -> None:
         """As SB3's."""
         super().add(*args, **kwargs)

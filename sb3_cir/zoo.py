@@ -20,36 +20,19 @@ from typing import IO, Any
 
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
-from sb3_cir.baselines import FlashSAC, SACTanh, SACTanhNorm, SimBa, SimBaSMR, SimbaV2
-from sb3_cir.baselines.darc import DARC
-from sb3_cir.baselines.par import PAR
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir import methods
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
-from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.runs.algorithm import Resumable, resumable
 from sb3_cir.runs.files import checkpoints, is_checkpoint
-from sb3_cir.smr import SMR
 
-ALGOS: dict[str, type[BaseAlgorithm]] = {
-    "cir": CIR,
-    "sac_smr": SMR,
-    "sac_tanh": SACTanh,
-    "sac_tanh_norm": SACTanhNorm,
-    "simba": SimBa,
-    "simba_smr": SimBaSMR,
-    "flash_sac": FlashSAC,
-    "simba_v2": SimbaV2,
-}
-OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
-ALGOS |= OFF_DYNAMICS
+ALGOS: dict[str, type[BaseAlgorithm]] = {name: methods.algorithm(name) for name in methods.ours()}
 
 Method = Callable[..., Any]
-# Whose yaml an algorithm has that has no settings of its own.
-YAML_OF = {"sac_tanh": "sac_smr", "sac_tanh_norm": "sac_smr", "simba_smr": "simba"}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -149,10 +132,19 @@ def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    for algo in ("simba", "simba_smr", "flash_sac", "simba_v2"):
-        samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
-    for algo in ("sac_smr", "sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
-        samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
+    samplers["simba"], converters["simba"] = sample_simba_params, convert_simba_params
+    for algo in ALGOS:
+        like = methods.METHODS[algo].search_space
+        samplers[algo], converters[algo] = samplers[like], converters[like]
+
+
+def yaml_of(algo: str) -> Path:
+    """
+    :param algo: RL Zoo's name of an algorithm
+    :return: Where our yaml for it is, if there is one: some share a sibling's
+    """
+    sibling = methods.METHODS[algo].hyperparams if algo in methods.METHODS else ""
+    return HYPERPARAMS / f"{sibling or algo}.yml"
 
 
 def _with_our_yaml(init: Method) -> Method:
@@ -166,19 +158,34 @@ def _with_our_yaml(init: Method) -> Method:
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         algo, env_id = arguments["algo"], arguments["env_id"]
-        ours, theirs = HYPERPARAMS / f"{YAML_OF.get(algo, algo)}.yml", zoo_folder / "hyperparams" / f"{algo}.yml"
+        ours, theirs = yaml_of(algo), zoo_folder / "hyperparams" / f"{algo}.yml"
         is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:
-            if arguments["algo"] in OFF_DYNAMICS and not env_id.startswith("odrl/"):
+            if algo in ALGOS and methods.METHODS[algo].two_domains and not env_id.startswith("odrl/"):
                 raise ValueError(
-                    f"--algo {arguments['algo']} learns from two domains, which its settings know for odrl/ ids alone, not "
+                    f"--algo {algo} learns from two domains, which its settings know for odrl/ ids alone, not "
                     f"for {env_id}. For other domains name a yaml of your own by -conf, whose callback has a target: "
                     "{sb3_cir.off_dynamics.OffDynamicsCallback: {target: <id>}}"
                 )
             arguments["config"] = str(ours)
+        if arguments.get("save_freq", -1) > 0 or is_checkpoint(Path(arguments.get("trained_agent", ""))):
+            _make_resumable(algo)
         init(**arguments)
 
     return amended
+
+
+def _zoos() -> dict[str, type[BaseAlgorithm]]:
+    """:return: RL Zoo's table of algorithms, with ours in it"""
+    algorithms: dict[str, type[BaseAlgorithm]] = importlib.import_module("rl_zoo3.utils").ALGOS
+    return algorithms
+
+
+def _make_resumable(algo: str) -> None:
+    """Where a run makes checkpoints or goes on from one, SB3's own off-policy algorithms learn to do it too."""
+    algorithm = _zoos().get(algo)
+    if isinstance(algorithm, type) and issubclass(algorithm, OffPolicyAlgorithm):
+        _zoos()[algo] = resumable(algorithm)
 
 
 def _with_workers_gone(learn: Method) -> Method:
@@ -246,7 +253,8 @@ def _with_checkpoints(create_callbacks: Method) -> Method:
     def amended(self: Any) -> None:
         every = self.save_freq  # RL Zoo divides it by the number of environments
         create_callbacks(self)
-        if every > 0 and _is_resumable(self.algo):
+        has_one = any(isinstance(each, Checkpoint) for each in self.callbacks)  # from the yaml, or from -params
+        if every > 0 and _is_resumable(self.algo) and not has_one:
             self.callbacks.append(Checkpoint(every, Path(self.save_path) / "checkpoints", verbose=1))
 
     return amended
@@ -264,7 +272,7 @@ def _from_checkpoints(load: Method) -> Method:
             raise ValueError(
                 f"{path} is a checkpoint, from which --algo {self.algo} cannot go on: pass the --algo of the run that made it."
             )
-        algorithm: Any = ALGOS[self.algo]
+        algorithm: Any = _zoos()[self.algo]
         model: Resumable = algorithm(
             env=env,
             tensorboard_log=self.tensorboard_log,
@@ -299,7 +307,7 @@ def name_newest_checkpoint(argv: list[str]) -> None:
 
 
 def _is_resumable(algo: str) -> bool:
-    return issubclass(ALGOS.get(algo, BaseAlgorithm), Resumable)
+    return issubclass(_zoos()[algo], Resumable)
 
 
 _METHODS: dict[str, Callable[[Method], Method]] = {

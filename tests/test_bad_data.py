@@ -1,6 +1,8 @@
 """Environments and actors that break in the middle of a run: which one, at which step, and what is left of the model."""
 
+import copy
 import os
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
-from sb3_cir.checks import BadDataError, FailedEnvError
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
+from sb3_cir.runs.watch import BadDataError, FailedEnvError
 
 BOX = spaces.Box(-1, 1, (2,))
 PAIR = spaces.Dict(a=BOX, b=BOX)
@@ -155,10 +157,36 @@ def test_reward_that_is_no_number(vec_env_cls: type, value: Any) -> None:
 
 
 def test_reward_that_is_no_number_in_a_monitor() -> None:
+    """Monitor raises; what it says has the value."""
     env = make(fault="reward", value="high", monitor=True)
-    message = "^'high' in the reward of environment 1 at step 4, where a number was expected: " + UNTOUCHED
-    _, error = learn_until(BadDataError, message, env, 1)
+    message = r"^ValueError raised by environment 1 at step 4 \(could not convert string to float: 'high'\): " + UNTOUCHED
+    _, error = learn_until(FailedEnvError, message, env, 1)
     assert isinstance(error.__cause__, ValueError)
+
+
+@BOTH
+@pytest.mark.parametrize("step", [2, 3], ids=["amidst", "terminal"])
+@pytest.mark.parametrize("space", [BOX, spaces.Box(-np.inf, np.inf, (2,), np.float64)], ids=["float32", "float64"])
+def test_observation_beyond_float32(vec_env_cls: type, step: int, space: spaces.Space) -> None:
+    """Finite where it is float64, inf for the networks."""
+    env = make(vec_env_cls, fault="observation", value=np.array([0, 1e300]), step=step, space=space)
+    # An array of float32 in DummyVecEnv has it as inf.
+    message = (
+        rf"^(1e\+300|inf) in the observation of environment 1 at step {2 * step}(, where a number that float32 can hold)?"
+    )
+    learn_until(BadDataError, message, env, step - 1)
+    env.close()
+
+
+@BOTH
+@pytest.mark.parametrize("value", [1e39, -1e300])
+def test_reward_beyond_float32(vec_env_cls: type, value: float) -> None:
+    env = make(vec_env_cls, fault="reward", value=value)
+    learn_until(BadDataError, r"^(1e\+39|-1e\+300|-?inf) in the reward of environment 1 at step 4", env, 1)
+    env.close()
+    env = make(vec_env_cls, fault="reward", value=3e38)
+    assert small(env, learning_starts=100).learn(18).replay_buffer.pos == 9
+    env.close()
 
 
 @pytest.mark.parametrize("step", [0, 3], ids=["first", "next episode"])
@@ -194,6 +222,101 @@ class Bad(VecEnvWrapper):
 def test_nan_that_a_wrapper_makes() -> None:
     learn_until(BadDataError, "^nan in the reward of environment 0 at step 2 after Bad: ", Bad(make()), 0)
     learn_until(BadDataError, "^nan in the reward of environment 0 at step 2 after Bad: ", VecNormalize(Bad(make())), 0)
+
+
+class Simulator:
+    """Many environments at once, and no ``VecEnv``: ``reset`` and ``step`` are Gymnasium's."""
+
+    num_envs, observation_space, action_space, render_mode = 2, BOX, BOX, None
+
+    def __init__(self, bad_step: int):
+        self.bad_step, self.steps = bad_step, 0
+
+    def reset(self) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros((2, 2), np.float32), {}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.steps += 1
+        rewards = np.array([1, np.nan if self.steps == self.bad_step else 1])
+        return np.zeros((2, 2), np.float32), rewards, np.zeros(2, bool), np.zeros(2, bool), {}
+
+
+class Adapter(VecEnvWrapper):
+    """Makes a ``VecEnv`` of it, as EnvPool's examples do."""
+
+    def reset(self):
+        return self.venv.reset()[0]
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        observations, rewards, terminated, truncated, _ = self.venv.step(self.actions)
+        return observations, rewards, terminated | truncated, [{} for _ in rewards]
+
+    def seed(self, seed=None):
+        return [seed] * self.num_envs
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self.venv, attr_name)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, VecNormalize, lambda env: VecFrameStack(env, 2)], ids=["", "norm", "stack"])
+def test_adapter_of_a_simulator(wrap: Any) -> None:
+    """What it wraps has methods of the same names that return something else."""
+    assert small(wrap(Adapter(Simulator(bad_step=0)))).learn(60).num_timesteps == 60
+    learn_until(BadDataError, "^nan in the reward of environment 1 at step 4 after Adapter: ", wrap(Adapter(Simulator(2))), 1)
+
+
+class OwnStep(DummyVecEnv):
+    """``step_async`` and ``step_wait`` are not called."""
+
+    def step(self, actions):
+        results = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        observations, rewards, terminated, _, infos = zip(*results, strict=True)
+        return np.stack(observations), np.array(rewards), np.array(terminated), list(infos)
+
+
+class CallsStep(DummyVecEnv):
+    """They are, and it resets by itself. What it returns is not what they did."""
+
+    def step(self, actions):
+        observations, rewards, dones, infos = super().step(actions)
+        self.reset()
+        return observations, np.where(rewards > 1, np.inf, rewards), dones, infos
+
+
+class WrapperWithStep(VecEnvWrapper):
+    """Likewise one that wraps."""
+
+    def reset(self):
+        return self.venv.reset()
+
+    def step_wait(self):
+        raise NotImplementedError
+
+    def step(self, actions):
+        observations, rewards, dones, infos = self.venv.step(actions)
+        return observations, np.where(rewards > 1, np.inf, rewards), dones, infos
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (make(OwnStep, fault="reward", value=np.nan), "^nan in the reward of environment 1 at step 4: "),
+        (make(OwnStep, fault="raise", value=KeyError("fuel")), "^KeyError raised by one of the environments at step 4 "),
+        (make(CallsStep, fault="reward", value=2.0), "^inf in the reward of environment 1 at step 4: "),
+        (make(CallsStep, fault="raise", value=KeyError("fuel")), "^KeyError raised by environment 1 at step 4 "),
+        (WrapperWithStep(make(fault="reward", value=2.0)), "^inf in the reward of environment 1 at step 4 after WrapperWith"),
+        (WrapperWithStep(make(fault="reward", value=np.nan)), "^nan in the reward of environment 1 at step 4: "),
+    ],
+)
+def test_step_of_its_own(env: Any, message: str) -> None:
+    learn_until((BadDataError, FailedEnvError), message, env, 1)  # type: ignore[arg-type]
+    assert "step" not in vars(env)
 
 
 class OwnError(Exception):
@@ -260,6 +383,25 @@ def test_worker_that_is_killed(fork: bool) -> None:
         model.learn(60)
     with pytest.raises((EOFError, OSError)):
         env.close()
+
+
+def test_worker_that_is_killed_before_the_first_reset() -> None:
+    """Forked workers hold each other's pipes open: SB3 waits for ever."""
+
+    def waited(*_: Any) -> None:
+        raise TimeoutError
+
+    env = make(SubprocVecEnv)
+    os.kill(env.processes[1].pid, signal.SIGKILL)
+    env.processes[1].join()
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    try:
+        with pytest.raises(FailedEnvError, match=r"^The process of environment 1 at step 0 is gone \(killed by SIGKILL\)"):
+            small(env).learn(30)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_worker_that_is_killed_between_steps() -> None:
@@ -344,3 +486,54 @@ def test_statistics_are_saved_meanwhile(tmp_path: Path) -> None:
     again = VecNormalize.load(str(tmp_path / "statistics.pkl"), make())
     assert again.obs_rms.count > 20
     assert "step_wait" not in vars(again)
+
+
+class Copies(BaseCallback):
+    """Copies the environments once, in the midst of learning."""
+
+    def __init__(self, copy: Any):
+        super().__init__()
+        self.copy, self.copied = copy, None
+
+    def _on_step(self) -> bool:
+        if self.n_calls == 5:
+            self.copied = self.copy(self.training_env)
+        return True
+
+
+@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, CallsStep])
+def test_copies_of_the_environments(vec_env_cls: type) -> None:
+    """A callback may pickle them: the model is not among it, nor is the copy watched."""
+    sizes = []
+    for model_class in (SAC, CIR):
+        env = make(vec_env_cls)
+        pickled, deep = Copies(pickle.dumps), Copies(copy.deepcopy)
+        small(env, model_class=model_class).learn(30, callback=[pickled, deep])
+        sizes.append(len(pickled.copied))
+        for copied in (pickle.loads(pickled.copied), deep.copied):
+            assert type(copied) is vec_env_cls
+            copied.envs[1].fault, copied.envs[1].value, copied.envs[1].bad_step = "reward", np.nan, 7
+            steps = env.envs[1].steps
+            for _ in range(5):
+                rewards = copied.step(np.zeros((2, 2)))[1]
+                assert np.isnan(rewards[1]) == (copied.envs[1].steps == 7)
+            assert env.envs[1].steps == steps  # it is its own that the copy steps
+            # It can be learned from, and is watched then.
+            copied.envs[1].bad_step = copied.envs[1].steps + 3
+            with pytest.raises(BadDataError, match=r"^nan in the reward of environment 1 at step 6: "):
+                small(copied).learn(30)
+    assert sizes[1] < sizes[0] + 500
+
+
+def test_methods_that_were_replaced_before() -> None:
+    """By the user, on one object: they are called, watched, and left in their place."""
+    env = make()
+    calls = []
+    step_wait = env.step_wait
+    env.step_wait = replaced = lambda: calls.append(0) or step_wait()
+    small(env).learn(20)
+    assert len(calls) == 10
+    assert env.step_wait is replaced
+    env.step_wait = lambda: (step_wait()[0], np.full(2, np.nan), np.zeros(2, bool), [{}, {}])
+    with pytest.raises(BadDataError, match=r"^nan in the reward of environment 0 at step 2: "):
+        small(env).learn(20)

@@ -1,9 +1,18 @@
 """The log's files: what is read from folders and files, and that a file is replaced as a whole."""
 
-import pandas as pd
+import json
+
+import numpy as np
 import pytest
 
-log = pytest.importorskip("benchmarks.log", reason="needs pandas, of the benchmarks extra")
+pytest.importorskip("rich", reason="needs rich and pandas, of the benchmarks extra")
+
+import pandas as pd
+
+from benchmarks import log, run
+from benchmarks.__main__ import main
+from benchmarks.jobs import Job, Method, Settings
+from sb3_cir.tasks import TASKS
 
 
 def rows(seed, steps=(100, 200), value=1.0, method="cir", task="walker-walk"):
@@ -39,11 +48,168 @@ def test_a_file_that_is_named_twice_counts_once(tmp_path):
     assert len(log.read([tmp_path, tmp_path / "rows.csv"])) == 2
 
 
-def test_of_rows_that_stand_twice_the_last_counts_with_a_warning(tmp_path):
+def test_of_rows_that_stand_twice_the_first_counts_with_a_warning(tmp_path):
     log.write(tmp_path / "a.csv", rows(1, value=1.0))
     log.write(tmp_path / "b.csv", rows(1, value=2.0))
-    with pytest.warns(UserWarning, match="cir on walker-walk, seed 1"):
-        assert set(log.read([tmp_path]).value) == {2.0}
+    with pytest.warns(UserWarning, match=r"2 times with another value.*cir on walker-walk, seed 1"):
+        assert set(log.read([tmp_path]).value) == {1.0}
+
+
+PUBLISHED = """,exp_name,env_name,seed,metric,env_step,value
+0,sac_simba,dog_trot,4000,avg_return,0.0,7.25
+1,sac_simba,dog_trot,4000,avg_return,1000000.0,512.5
+2,td_mpcv2,finger-turn-easy,1,avg_return,500000.0,900.0
+3,TD7,h1_walk_v0,2,avg_return,2000000,40.0
+4,TD7,assembly-v2-goal-observable,2,avg_success,2000000,0.5
+5,fog,humanoid-stand,25.0,avg_return,25000.0,
+"""
+
+
+def test_published_logs_are_read_as_they_are(tmp_path):
+    """An index without a name, tasks with underscores or hyphens, methods by their authors' names, a row cut short."""
+    (tmp_path / "theirs.csv").write_text(PUBLISHED)
+    found = log.load([tmp_path])
+    assert found.rows.to_numpy().tolist() == [
+        ["simba", "dog-trot", 4000, "avg_return", 0, 7.25],
+        ["simba", "dog-trot", 4000, "avg_return", 1_000_000, 512.5],
+        ["tdmpc2", "finger-turn_easy", 1, "avg_return", 500_000, 900.0],
+        ["td7", "h1-walk-v0", 2, "avg_return", 2_000_000, 40.0],
+        ["td7", "assembly-v2-goal-observable", 2, "avg_success", 2_000_000, 0.5],
+    ]
+    assert found.notes == ["1 of 6 rows are left out: a name, a step or a value is missing in them."]
+
+
+def test_an_unknown_method_keeps_its_name(tmp_path):
+    (tmp_path / "theirs.csv").write_text(PUBLISHED.replace("sac_simba", "j_scaler-Init_1"))
+    assert "j_scaler-Init_1" in set(log.load([tmp_path]).rows.exp_name)
+
+
+def test_what_is_no_log_in_a_folder_is_said(tmp_path):
+    log.write(tmp_path / "rows.csv", rows(1))
+    (tmp_path / "aggregates.csv").write_text("method,IQM\ncir,1\n")
+    assert log.load([tmp_path]).notes == [f"1 .csv files in {tmp_path} are no logs, e.g. aggregates.csv."]
+
+
+ARGUMENTS = """!!python/object/apply:collections.OrderedDict
+- - - algo
+    - {algo}
+  - - env
+    - {env}
+  - - hyperparams
+    - {hyperparams}
+  - - seed
+    - 5
+"""
+SETTINGS = """!!python/object/apply:collections.OrderedDict
+- - - env_wrapper
+    - {wrapper}
+  - - policy
+    - MlpPolicy
+"""
+
+
+def zoo_run(folder, algo="cir", env="dm_control/walker-walk-v0", hyperparams="null", wrapper="sb3_cir.envs.paper_protocol"):
+    """A run's folder as RL Zoo leaves it, its yaml files with the tags of Python that they have."""
+    inner = folder / env.replace("/", "-")
+    inner.mkdir(parents=True)
+    (inner / "args.yml").write_text(ARGUMENTS.format(algo=algo, env=env, hyperparams=hyperparams))
+    (inner / "config.yml").write_text(SETTINGS.format(wrapper=wrapper))
+    (inner / "command.txt").write_text(f"/opt/venv/bin/python -m rl_zoo3.train --algo {algo} --env {env} -f /home/me/logs")
+    np.savez(folder / "evaluations.npz", timesteps=[100, 200], results=[[1.0, 3.0], [5.0, 7.0]], ep_lengths=[[9, 9], [9, 9]])
+
+
+def test_rl_zoos_evaluations_are_a_log(tmp_path):
+    zoo_run(tmp_path / "cir" / "walker_1")
+    found = log.load([tmp_path])
+    # Two simulator steps for one of the agent; the mean over an evaluation's episodes.
+    assert found.rows.to_numpy().tolist() == [
+        ["cir", "walker-walk", 5, "avg_return", 200, 2.0],
+        ["cir", "walker-walk", 5, "avg_return", 400, 6.0],
+    ]
+    assert found.runs[0]["command"] == "python -m rl_zoo3.train --algo cir --env dm_control/walker-walk-v0 -f logs"
+
+
+def test_rl_zoos_runs_without_the_protocol_count_the_agents_steps(tmp_path):
+    zoo_run(tmp_path / "tqc" / "walker_1", algo="tqc", wrapper="null")
+    assert set(log.load([tmp_path]).rows.env_step) == {100, 200}
+
+
+@pytest.mark.parametrize(
+    ("hyperparams", "name"),
+    [
+        ("{convex_coef: 1.0}", "cir:cdq"),
+        ("{policy_kwargs: {critic_network: NoTanh, use_sde: false}}", "cir:no_tanh"),
+        ("{batch_size: 64}", "cir batch_size=64"),
+    ],
+)
+def test_rl_zoos_params_make_another_method(tmp_path, hyperparams, name):
+    zoo_run(tmp_path / "run_1", hyperparams=hyperparams)
+    assert set(log.load([tmp_path]).rows.exp_name) == {name}
+
+
+def test_a_jobs_rows_count_and_not_the_evaluations_of_the_zoo_below_them(tmp_path):
+    log.write(tmp_path / "rows.csv", rows(1))
+    zoo_run(tmp_path / "zoo" / "cir" / "walker_1")
+    assert set(log.load([tmp_path]).rows.seed) == {1}
+
+
+def test_evaluations_without_what_rl_zoo_writes_beside_them_are_refused(tmp_path):
+    zoo_run(tmp_path)
+    next(tmp_path.glob("*/args.yml")).unlink()
+    with pytest.raises(ValueError, match=r"no RL Zoo run: there is no args\.yml"):
+        log.load([tmp_path])
+
+
+def test_a_yaml_of_rl_zoo_builds_no_object(tmp_path):
+    zoo_run(tmp_path, wrapper="!!python/object/apply:os.mkdir [" + str(tmp_path / "made") + "]")
+    log.load([tmp_path])
+    assert not (tmp_path / "made").exists()
+
+
+def keep(*arguments):
+    return main(["keep", *map(str, arguments)])
+
+
+def job_folder(out, seed, value, commit="c0ffee"):
+    """What ``benchmarks run`` leaves of a job, its manifest made by its own function."""
+    job = Job(Method("cir"), TASKS["dog-trot"], seed, out, Settings(budget=0.01))
+    job.folder.mkdir(parents=True)
+    log.write(job.rows_file, rows(seed, value=value, task="dog-trot"))
+    run.write_manifest(job, job.command())
+    manifest = json.loads((job.folder / "manifest.json").read_text())
+    manifest["starts"][0] |= {"git_commit": commit, "git_clean": True}
+    (job.folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_kept_runs_say_how_they_were_made_and_hold_no_path_of_the_machine(tmp_path):
+    job_folder(tmp_path / "grid", 0, 1.0)
+    kept = tmp_path / "kept" / "screen.csv"
+    assert keep(tmp_path / "grid", "--out", kept) == 0
+    found = log.load([kept])
+    (made,) = found.runs
+    assert (made["exp_name"], made["env_name"], made["seed"], made["commit"]) == ("cir", "dog-trot", 0, "c0ffee")
+    assert run.processor() in made["processor"]
+    assert made["command"].startswith("python -m rl_zoo3.train --algo cir --env dm_control/dog-trot-v0")
+    assert made["versions"]["torch"]
+    assert str(tmp_path) not in kept.read_text()
+    assert found.rows.equals(log.load([tmp_path / "grid"]).rows)
+
+
+def test_keeping_more_runs_adds_them_and_takes_the_newer_of_the_same(tmp_path):
+    kept = tmp_path / "kept.csv"
+    for grid, seed, value in (("a", 0, 1.0), ("b", 1, 2.0), ("c", 0, 3.0)):
+        job_folder(tmp_path / grid, seed, value, commit=grid)
+        assert keep(tmp_path / grid, "--out", kept) == 0
+    found = log.load([kept])
+    assert {made["seed"]: made["commit"] for made in found.runs} == {0: "c", 1: "b"}
+    assert found.rows.groupby("seed").value.unique().map(list).to_dict() == {0: [3.0], 1: [2.0]}
+    assert found.notes == []
+
+
+def test_runs_of_rl_zoo_are_kept_with_the_commit_that_is_given(tmp_path):
+    zoo_run(tmp_path / "logs" / "cir" / "walker_1")
+    assert keep(tmp_path / "logs", "--out", tmp_path / "kept.csv", "--commit", "abc") == 0
+    assert log.load([tmp_path / "kept.csv"]).runs[0]["commit"] == "abc"
 
 
 def test_nothing_there_is_said(tmp_path):

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +30,9 @@ from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.runs import resumable
 
 TINY = ["policy_kwargs:dict(net_arch=[8,8])", "batch_size:8", "learning_starts:20"]
 needs_the_zoo = pytest.mark.skipif(
@@ -73,13 +76,12 @@ def test_the_last_step_is_evaluated(tmp_path, budget, every, steps, interval):
 
 
 def test_variants_are_the_packages(tmp_path):
-    pytest.importorskip("sb3_cir.variants", reason="needs the variants")
     assert "convex_coef:1.0" in job(tmp_path, "cir:cdq").command()
-    with pytest.raises(ValueError, match="cqd"):
+    with pytest.raises(ValueError, match="--methods cir:cqd: did you mean 'cir:cdq'"):
         method("cir:cqd")
     with pytest.raises(ValueError, match="only CIR"):
         method("sac:cdq")
-    with pytest.raises(ValueError, match=r"--methods foo: the zoo has .*cir, .*tqc"):
+    with pytest.raises(ValueError, match=r"--methods foo: it must be one of .*cir, .*tqc"):
         method("foo")
 
 
@@ -122,8 +124,6 @@ def finished_rows(each, seconds=7200.0):
 
 def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, capsys):
     given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "3", "--list")
-    assert run.main(given) == 0
-    assert "not known" in capsys.readouterr().out
     finished_rows(run.grid(given)[0])
     before = sorted(tmp_path.rglob("*"))
     assert run.main(given) == 0
@@ -133,13 +133,38 @@ def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, ca
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@needs_the_zoo
+def test_list_measures_a_method_that_has_no_log_yet(tmp_path, capsys):
+    given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "2", "--list", "--params", *TINY)
+    assert run.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "cir has no log here yet: measuring 30 updates on dog-run" in shown
+    assert "2,000,000" in shown
+    assert "hours of jobs left" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_says_where_nothing_could_be_measured(tmp_path, capsys):
+    given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--list", "--params", "batch_size:-1")
+    assert run.main(given) == 0
+    shown = capsys.readouterr().out
+    assert "cir could not be trained on dog-run" in shown
+    assert "Hours are not known" in shown
+
+
 def test_a_folder_with_other_settings_is_refused(tmp_path):
     first = job(tmp_path)
     finished_rows(first)
     run.write_manifest(first, first.command())
     first.check_settings()
-    with pytest.raises(ValueError, match="other settings"):
+    with pytest.raises(ValueError, match="other settings") as refused:
         job(tmp_path, budget=0.0016).check_settings()
+    # What differs, and no commands.
+    assert str(refused.value).splitlines()[1:] == ["  --n-timesteps: then 200, now 400", "  buffer_size: then 200, now 400"]
+    changed = replace(job(tmp_path), settings=Settings(0.0008, 200, (*TINY[:1], "batch_size:4", "tau:0.1")))
+    with pytest.raises(ValueError, match="batch_size: then 8, now 4") as refused:
+        changed.check_settings()
+    assert "tau: then not given, now 0.1" in str(refused.value)
     manifest = json.loads((first.folder / "manifest.json").read_text())
     start = manifest["starts"][0]
     assert shlex.split(start["command"]) == first.command()
@@ -156,49 +181,40 @@ class Killed(BaseCallback):
         return True
 
 
-def learn(folder, checkpoint=None, callbacks=()):
+def learn(folder, *callbacks, resumed=False):
     env, eval_env = make_vec_env("Pendulum-v1", seed=0), make_vec_env("Pendulum-v1", seed=0)
-    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80, 15, checkpoint and str(checkpoint))
+    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80)
+    saver = Checkpoint(40, folder / ".checkpoints", restart_episodes=True)
     arguments = {"learning_starts": 10, "batch_size": 8, "buffer_size": 80, "policy_kwargs": {"net_arch": [8, 8]}, "seed": 3}
-    if checkpoint is None:
-        model = SAC("MlpPolicy", env, **arguments)
-    else:
-        model = SAC.load(checkpoint / "model.zip", env)
-        model.load_replay_buffer(checkpoint / "replay_buffer.pkl")
-    model.learn(80, callback=[recorder, *callbacks, EvalCallback(eval_env, eval_freq=20, n_eval_episodes=1, verbose=0)])
-    return model
+    kind = resumable(SAC)
+    model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
+    evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0)
+    return model.learn(80, callback=[recorder, *callbacks, saver, evaluation])
 
 
-def test_the_recorder_goes_on_from_its_checkpoint_without_losing_or_doubling_rows(tmp_path):
+def values(folder):
+    """A log without what the clock says."""
+    rows = log.read([folder])
+    return rows[rows.metric != log.SECONDS].reset_index(drop=True)
+
+
+def test_a_run_that_was_killed_has_the_rows_of_one_that_was_not(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    learn(whole)
     with pytest.raises(KeyError):
-        learn(tmp_path, callbacks=[Killed()])
-    checkpoint = tmp_path / ".checkpoint_40"
-    assert [path.name for path in tmp_path.glob(".checkpoint_*")] == [checkpoint.name]
-    before = (tmp_path / "rows.csv").read_text()
-    assert set(log.read([tmp_path]).env_step) == {40, 80}
-
-    model = learn(tmp_path, checkpoint)
-    assert (tmp_path / "rows.csv").read_text().startswith(before)
-    rows = log.read([tmp_path])
-    assert list(rows[rows.metric == log.RETURN].env_step) == [40, 80, 120, 160]
-    assert not rows.duplicated(["metric", "env_step"]).any()
-    seconds = rows[rows.metric == log.SECONDS].value
-    assert (seconds.diff().dropna() > 0).all()
-    # 80 steps, ten of them warm-up: neither the warm-up nor an update was made twice or left out.
-    assert model._n_updates == 70
-    assert model.replay_buffer.size() == 80
-    progress = json.loads((tmp_path / "progress.json").read_text())
+        learn(killed, Killed())
+    # The last one is behind the checkpoint of step 40, so it is made once more.
+    assert set(log.read([killed]).env_step) == {20, 40, 60, 80, 100}
+    model = learn(killed, resumed=True)
+    pd.testing.assert_frame_equal(values(whole), values(killed))
+    rows = log.read([killed])
+    assert list(rows[rows.metric == log.RETURN].env_step) == list(range(20, 161, 20))
+    assert (rows[rows.metric == log.SECONDS].value.diff().dropna() > 0).all()
+    assert (model._n_updates, model.replay_buffer.size()) == (70, 80)
+    progress = json.loads((killed / "progress.json").read_text())
     assert progress["step"] == progress["total"] == 160
-
-
-def test_a_checkpoint_that_was_cut_short_is_not_used(tmp_path):
-    found = job(tmp_path)
-    found.folder.mkdir(parents=True)
-    (found.folder / ".part_12").mkdir()
-    assert found.checkpoint is None
-    for step in (100, 20):
-        (found.folder / f".checkpoint_{step}").mkdir()
-    assert found.checkpoint.name == ".checkpoint_100"
 
 
 def grid_command(out, *more):
@@ -244,7 +260,7 @@ def check_finished(out, steps=(200, 400)):
         assert len(rows) == 3 * len(steps)
         assert not rows.duplicated(["metric", "env_step"]).any()
         assert set(rows.env_step) == set(steps)
-        assert not list(file.parent.glob(".checkpoint_*"))
+        assert not (file.parent / ".checkpoints").exists()
 
 
 @needs_the_zoo
@@ -270,24 +286,26 @@ def test_two_domains(name, tmp_path):
 @needs_the_zoo
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_killed_workers_and_drivers_lose_no_row(tmp_path):
+def test_killed_workers_and_drivers_change_no_row(tmp_path):
     driver = start(tmp_path)
     wait_for(lambda: list(tmp_path.rglob("rows.csv")))
     folder = next(tmp_path.rglob("rows.csv")).parent
-    before = (folder / "rows.csv").read_text()
     worker = next((worker for worker in training(folder).values()), None)
     assert worker is not None, "the job ended before it could be killed"
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: not training(folder), 20)
+    wait_for(lambda: not training(folder))
     wait_for(lambda: len(list(tmp_path.rglob("rows.csv"))) == 2 or driver.poll() is not None)
     driver.kill()
-    wait_for(lambda: not training(tmp_path), 20)
+    wait_for(lambda: not training(tmp_path))
 
     again = start(tmp_path)
     shown = again.communicate()[0]
     assert again.returncode == 0, shown
-    assert (folder / "rows.csv").read_text().startswith(before)
     check_finished(tmp_path)
+    uninterrupted = start(other := tmp_path.with_name("other"))
+    assert uninterrupted.wait() == 0
+    for file in tmp_path.rglob("rows.csv"):
+        pd.testing.assert_frame_equal(values(file.parent), values(other / file.parent.relative_to(tmp_path)))
     manifest = json.loads((folder / "manifest.json").read_text())
     assert "--trained-agent" in manifest["starts"][-1]["command"]
 

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks import suites
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD
+from sb3_cir import methods
+from sb3_cir.tasks import TASKS, of_group
 
 SIZES = {
     "dmc_easy_medium": 20,
@@ -33,9 +34,21 @@ def test_sizes_are_the_papers():
     assert {name: len(suite.tasks) for name, suite in suites.SUITES.items()} == SIZES
 
 
-def test_dmc_tasks_are_those_of_the_environments():
-    assert names("dmc_easy_medium") == set(DMC_EASY_MEDIUM)
-    assert names("dmc_hard") == set(DMC_HARD)
+@pytest.mark.parametrize("group", ["dmc_easy_medium", "dmc_hard", "humanoid_bench", "humanoid_bench_wider", "odrl"])
+def test_the_rows_of_the_papers_tables_are_the_tasks_of_a_group(group):
+    assert names(group) == {task.name for task in of_group(group)}
+
+
+def test_success_scores_are_those_of_the_papers_table():
+    table = [entry for entry in suites.published("humanoid_bench_success_scores") if entry["column"] == "Task success score"]
+    assert {entry["row"]: float(entry["mean"]) for entry in table} == {
+        task.name: task.one for task in of_group("humanoid_bench")
+    }
+
+
+def test_the_wider_tasks_are_shown_in_plain_returns():
+    assert suites.suite("humanoid_bench_wider").plain
+    assert TASKS["h1-door-v0"].score(600) == 1000
 
 
 def test_a_study_of_medium_and_hard_tasks_has_both_budgets():
@@ -58,14 +71,45 @@ def test_scores_are_normalised_as_the_paper_does():
 def test_every_heading_of_the_papers_tables_is_a_method():
     for suite in suites.SUITES.values():
         if suite.published:
-            methods = {suites.method_of_heading(entry["column"]) for entry in suites.published(suite.published)}
-            assert methods >= set(suite.methods)
+            found = {methods.of_heading(entry["column"]) for entry in suites.published(suite.published)}
+            assert found >= set(suite.methods)
 
 
-def test_every_variant_in_a_study_is_one_of_the_packages():
-    variants = pytest.importorskip("sb3_cir.variants", reason="needs the variants").VARIANTS
-    studied = {method for suite in suites.SUITES.values() for method in suite.methods if ":" in method}
-    assert {method.removeprefix("cir:") for method in studied} <= set(variants)
+@pytest.mark.parametrize("name", ["ablation", "ablation_squash", "ablation_actor", "ablation_input"])
+def test_the_columns_of_a_study_are_its_variants(name):
+    assert suites.suite(name).methods == methods.study(name)
+
+
+def test_a_parameters_values_are_in_order_with_cir_among_them():
+    assert list(suites.suite("parameter_c").methods.values()) == ["c=0.01", "c=0.1", "c=0.2", "c=0.5", "c=1.0"]
+    assert list(suites.suite("scaling_depth").methods.values()) == ["L=1", "L=2", "L=3"]
+    assert list(suites.suite("scaling_width").methods) == ["cir:width_128", "cir:width_256", "cir", "cir:width_1024"]
+    assert list(suites.suite("scaling_smr_humanoid").methods.values()) == ["M=2", "M=4", "M=10"]
+
+
+def test_methods_compared_are_those_that_can_be_trained():
+    assert next(iter(suites.suite("dmc_hard").methods)) == "cir"
+    assert "dreamerv3" not in suites.suite("dmc_hard").methods
+    assert list(suites.suite("odrl").methods) == ["cir", "sac", "darc", "par"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("TD7", "td7"), ("sac_simba", "simba"), ("td_mpcv2", "tdmpc2"), ("simbaV2_utd2", "simba_v2"), ("a_MLP", "a_MLP")],
+)
+def test_methods_are_known_by_the_names_in_published_logs(theirs, ours):
+    assert methods.of_log(theirs) == ours
+
+
+def test_a_name_alias_or_heading_belongs_to_one_method():
+    for names_of in (lambda name, each: {name, *each.aliases}, lambda name, each: {each.label, *each.headings}):
+        found = [text for name, each in methods.METHODS.items() for text in names_of(name, each)]
+        assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("name", [name for name, each in methods.METHODS.items() if each.algorithm])
+def test_every_class_that_is_named_is_there(name):
+    assert methods.algorithm(name).__name__ == methods.METHODS[name].algorithm.split(":")[1]
 
 
 def test_an_unknown_suite_is_refused_with_those_that_exist():

@@ -21,8 +21,8 @@ from sb3_cir.baselines.flash_sac import FlashReturnScale, FlashSAC, RepeatedNois
 from sb3_cir.baselines.parts import ReturnScale, UnitLinear, normalise_parameters, project
 from sb3_cir.baselines.simba_v2 import LerpBlock, Scaler, SimbaV2, to_sphere
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.envs import ActionRepeat, FlatFloat32, paper_protocol
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, HUMANOID_BENCH, dmc_id, humanoid_bench_id
+from sb3_cir.methods import METHODS
+from sb3_cir.tasks import of_group
 
 ROOT = Path(__file__).parent.parent
 BOTH = pytest.mark.parametrize("model_class", [FlashSAC, SimbaV2])
@@ -435,22 +435,22 @@ def test_resumed_to_the_bit(model_class: type[CategoricalSAC], tmp_path: Path) -
 def test_yaml(algo: str, model_class: type[CategoricalSAC], repeat: int) -> None:
     """All tasks, with the paper's budgets on DMC and the authors' on HumanoidBench; no argument is misspelt."""
     hyperparams = yaml.safe_load((ROOT / "hyperparams" / f"{algo}.yml").read_text())
-    budgets = dict.fromkeys(map(dmc_id, DMC_EASY_MEDIUM), 500_000) | dict.fromkeys(map(dmc_id, DMC_HARD), 1_000_000)
-    budgets |= dict.fromkeys(map(humanoid_bench_id, HUMANOID_BENCH), 1_000_000)
-    for env_id, steps in budgets.items():
-        entry = dict(hyperparams[env_id])
+    assert (METHODS[algo].action_repeat or 2) == repeat
+    for task in of_group("dmc_easy_medium", "dmc_hard", "humanoid_bench"):
+        entry = dict(hyperparams[task.env_id])
+        steps = 1_000_000 if task.group == "humanoid_bench" else task.env_steps
         assert entry.pop("n_timesteps") * repeat == steps
-        wrapper = entry.pop("env_wrapper")
-        assert wrapper == ([{"sb3_cir.envs.paper_protocol": {"repeat": 1}}] if repeat == 1 else "sb3_cir.envs.paper_protocol")
+        assert entry.pop("env_wrapper") == f"sb3_cir.envs.{'FlatFloat32' if repeat == 1 else 'paper_protocol'}"
         if algo == "simba_v2":
-            assert ("episodic" in entry) == env_id.startswith("dm_control/")
+            assert entry.get("episodic", True) == (task.group == "humanoid_bench")
     model_class(env="Pendulum-v1", device="cpu", **entry | dict(buffer_size=10))
 
 
-def test_protocol_without_repeat() -> None:
-    pytest.importorskip("dm_control", reason="needs the dm-control extra")
-    env = paper_protocol(gym.make("dm_control/cartpole-balance-v0"), repeat=1)
-    assert isinstance(env, FlatFloat32)
-    assert isinstance(env.env, ActionRepeat)
-    assert env.env.repeat == 1
-    env.close()
+def test_steps_of_a_grid(tmp_path: Path) -> None:
+    """FlashSAC's steps are those of the simulator."""
+    pytest.importorskip("pandas", reason="needs the benchmarks extra")
+    jobs = pytest.importorskip("benchmarks.jobs", reason="needs a checkout")
+    (task,) = (each for each in of_group("dmc_hard") if each.name == "dog-run")
+    found = {name: jobs.Job(jobs.method(name), task, 0, tmp_path) for name in ("flash_sac", "simba_v2")}
+    assert {name: job.agent_steps for name, job in found.items()} == {"flash_sac": 1_000_000, "simba_v2": 500_000}
+    assert {job.env_steps for job in found.values()} == {1_000_000}

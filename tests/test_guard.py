@@ -1,5 +1,6 @@
 """The callback that ends a run with NaN or inf in it."""
 
+import math
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from stable_baselines3.common.logger import configure
 
 from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
-from sb3_cir.guard import NonFiniteGuard, named_tensors
+from sb3_cir.callbacks import NonFiniteGuard, named_tensors
 
 
 class Spoil(BaseCallback):
@@ -77,6 +78,23 @@ def test_loss_that_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
         small("Pendulum-v1").learn(60, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard(tmp_path)])
 
 
+class KeepsBack(SAC):
+    """An algorithm of one's own that hands its losses to the logger when asked."""
+
+    loss = 0.0
+
+    def record_scalars(self) -> None:
+        self.logger.record("train/loss", self.loss)
+
+
+def test_loss_that_another_algorithm_keeps_back(tmp_path: Path) -> None:
+    model = small("Pendulum-v1", model_class=KeepsBack)
+    assert model.learn(30, callback=NonFiniteGuard(tmp_path)).num_timesteps == 30
+    model.loss = math.nan
+    with pytest.raises(ValueError, match=r"^nan in train/loss at step "):
+        model.learn(30, callback=NonFiniteGuard(tmp_path))
+
+
 def test_at_the_end(tmp_path: Path) -> None:
     """After the last train call no other step comes. The log's folder is where the model goes by default."""
     model = small("Pendulum-v1")
@@ -118,7 +136,7 @@ def test_zoo(tmp_path: Path) -> None:
     config = tmp_path / "cir.yml"
     config.write_text(
         "Pendulum-v1:\n  n_timesteps: 2000\n  policy: MlpPolicy\n  learning_rate: 1.0e+30\n  learning_starts: 50\n"
-        "  policy_kwargs: dict(net_arch=[16])\n  callback: sb3_cir.guard.NonFiniteGuard\n"
+        "  policy_kwargs: dict(net_arch=[16])\n  callback: sb3_cir.callbacks.NonFiniteGuard\n"
     )
     program = "import sb3_cir.zoo; sb3_cir.zoo.register(); from rl_zoo3.train import train; train()"
     arguments = [

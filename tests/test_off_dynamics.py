@@ -24,8 +24,8 @@ from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.envs.odrl import normalized_score
-from sb3_cir.envs.tasks import ODRL
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
+from sb3_cir.tasks import of_group
 
 
 def tiny(**kwargs) -> dict:
@@ -402,7 +402,7 @@ def test_odrl_task_needs_nothing_but_the_callback(tmp_path: Path) -> None:
 
 def test_odrl_task_itself_is_no_source() -> None:
     pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
-    model = SAC("MlpPolicy", gym.make(f"odrl/{ODRL[0]}-v0"), replay_buffer_class=TwoDomainReplayBuffer, **tiny())
+    model = SAC("MlpPolicy", gym.make(of_group("odrl")[0].env_id), replay_buffer_class=TwoDomainReplayBuffer, **tiny())
     with pytest.raises(ValueError, match=r"must learn from the source domain: .* domain='source'"):
         model.learn(10, callback=OffDynamicsCallback())
 
@@ -456,7 +456,7 @@ ALGORITHMS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=["CIR", "SAC", "DARC", "PAR"])
-@pytest.mark.parametrize("task", ODRL)
+@pytest.mark.parametrize("task", [task.name for task in of_group("odrl")])
 def test_2000_steps_of_the_papers_tasks(task: str, algorithm) -> None:
     """Each task learns by each method, with a tenth of the steps in the target; tiny networks, one update for ten steps."""
     pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")

@@ -14,8 +14,9 @@ from torch import nn
 
 from sb3_cir import CIR, MlpPolicy
 from sb3_cir.ablations import CRITICS
+from sb3_cir.methods import METHODS, as_zoo_params, zoo_command
 from sb3_cir.networks import UShape, UShapeCritic
-from sb3_cir.variants import METHODS, VARIANTS, arguments, zoo_command, zoo_params
+from sb3_cir.variants import VARIANTS, arguments
 
 
 def build(name: str | None = None, **kwargs: Any) -> CIR:
@@ -287,8 +288,12 @@ def test_bad_arguments(kwargs: dict[str, Any], sentence: str) -> None:
 
 
 def test_unknown_variant() -> None:
-    with pytest.raises(ValueError, match="There is no variant 'no_tan': it must be one of no_tanh, no_ln"):
-        arguments("no_tan")
+    with pytest.raises(
+        ValueError, match="There is no variant 'notanh': did you mean 'no_tanh'\\? it must be one of no_tanh, no_ln"
+    ):
+        arguments("notanh")
+    with pytest.raises(ValueError, match="There is no variant 'xyzzy': it must be one of no_tanh, no_ln"):
+        arguments("xyzzy")
 
 
 def test_arguments_are_a_copy() -> None:
@@ -301,7 +306,7 @@ def test_zoo_reads_what_we_write(name: str) -> None:
     store_dict = pytest.importorskip("rl_zoo3.utils", reason="needs RL Zoo").StoreDict
     parser = argparse.ArgumentParser()
     parser.add_argument("-params", nargs="+", action=store_dict)
-    assert parser.parse_args(["-params", *zoo_params(name)]).params == arguments(name)
+    assert parser.parse_args(["-params", *as_zoo_params(arguments(name))]).params == arguments(name)
 
 
 def test_listing() -> None:
@@ -310,16 +315,26 @@ def test_listing() -> None:
     head, _, empty, *lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert head.startswith("NAME")
     assert empty == ""
-    assert len(lines) == 2 * (len(VARIANTS) + len(METHODS))
-    assert lines[:2] == [
-        "cir:no_tanh  NoTanh",
-        """    python -m rl_zoo3.train --algo cir --env Pendulum-v1 -params 'policy_kwargs:dict(critic_network="NoTanh")'""",
-    ]
-    assert lines[-2:] == ["simba_smr  SimBa (SMR)", "    python -m rl_zoo3.train --algo simba_smr --env Pendulum-v1"]
+    assert len(lines) == 2 * len([method for method in METHODS.values() if method.algo])
+    listed = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert listed["cir:no_tanh  NoTanh"] == (
+        """    python -m rl_zoo3.train --algo cir --env Pendulum-v1 -params 'policy_kwargs:dict(critic_network="NoTanh")'"""
+    )
+    assert listed["simba_smr  SimBa (SMR)"] == "    python -m rl_zoo3.train --algo simba_smr --env Pendulum-v1"
+    assert "--env odrl/" in listed["darc  DARC"]
+
+
+def test_a_reader_who_has_seen_enough_of_the_listing_gets_no_traceback() -> None:
+    """As ``python -m sb3_cir.variants | head`` does."""
+    command = [sys.executable, "-m", "sb3_cir.variants"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 def test_zoo_command() -> None:
-    assert zoo_command("cir", "Pendulum-v1", "cdq")[-2:] == ["-params", "convex_coef:1.0"]
+    assert zoo_command("cir:cdq", "Pendulum-v1")[-2:] == ["-params", "convex_coef:1.0"]
     assert zoo_command("simba", "Pendulum-v1")[-4:] == ["--algo", "simba", "--env", "Pendulum-v1"]
 
 
@@ -330,9 +345,10 @@ def test_labels_are_the_papers() -> None:
     assert len(labels) == len(VARIANTS)
 
 
-def test_data_alone() -> None:
+@pytest.mark.parametrize("module", ["methods", "tasks"])
+def test_data_alone(module: str) -> None:
     """Loading the file loads no package that takes long."""
-    path = sys.modules["sb3_cir.variants"].__file__
-    code = f"import runpy, sys; runpy.run_path({path!r}); print([name in sys.modules for name in ('torch', 'numpy')])"
+    path = sys.modules[f"sb3_cir.{module}"].__file__
+    code = f"import runpy, sys; runpy.run_path({path!r}); print([n in sys.modules for n in ('torch', 'numpy', 'gymnasium')])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[False, False]"
+    assert printed.strip() == "[False, False, False]"

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sb3_cir import CIR, zoo
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, dmc_id
+from sb3_cir.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 TINY = ["-params", "learning_starts:100", "policy_kwargs:dict(net_arch=[16])", "batch_size:16"]
@@ -131,14 +131,15 @@ def test_wheel(tmp_path: Path) -> None:
 
 
 def test_yaml_has_the_papers_tasks_and_budgets() -> None:
+    """The yaml and the table of tasks say the same of every task: steps, discount, λ."""
     entries = yaml.safe_load((zoo.HYPERPARAMS / "cir.yml").read_text())
-    for tasks, steps in ((DMC_EASY_MEDIUM, 250_000), (DMC_HARD, 500_000)):
-        for task in tasks:
-            entry = entries[dmc_id(task)]
-            assert (entry["n_timesteps"], entry["learning_starts"]) == (steps, 2_500)
-            assert entry["env_wrapper"] == "sb3_cir.envs.paper_protocol"
-    assert len(DMC_EASY_MEDIUM) == 20
-    assert len(DMC_HARD) == 7
+    for task in TASKS.values():
+        entry = entries[task.env_id]
+        assert entry["n_timesteps"] == task.agent_steps, task
+        assert entry["learning_starts"] * task.action_repeat == 5_000
+        assert entry["env_wrapper"] == "sb3_cir.envs.paper_protocol"
+        assert entry.get("gamma", 0.99) == task.gamma, task
+        assert entry.get("convex_coef", 0.3) == task.convex_coef, task
     assert {"default", "Pendulum-v1", "LunarLanderContinuous-v3", "BipedalWalker-v3", "HalfCheetah-v5"} <= set(entries)
 
 

@@ -53,7 +53,7 @@ class Hub:
         print("pushed:", *sorted(path.name for path in Path(folder_path).glob("*.zip")))
 huggingface_hub.HfApi = Hub
 # RL Zoo imports this by a name that newer releases of huggingface_sb3 no longer have.
-vars(huggingface_sb3.push_to_hub).setdefault("generate_metadata", lambda *args: {"tags": ["reinforcement-learning"]})
+vars(sys.modules["huggingface_sb3.push_to_hub"]).setdefault("generate_metadata", lambda *args: {"tags": ["rl"]})
 sys.argv = ["push_to_hub", *common, "-n", "5", "-orga", "somebody"]
 runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__")
 """

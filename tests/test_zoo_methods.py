@@ -13,10 +13,11 @@ import yaml
 from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb3_cir import CIR
+from sb3_cir import CIR, methods
 from sb3_cir.baselines import SMR, SimBa
-from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, HUMANOID_BENCH, HUMANOID_BENCH_WIDER, dmc_id, humanoid_bench_id
-from sb3_cir.variants import METHODS, VARIANTS, arguments, as_zoo_params, main, zoo_command
+from sb3_cir.methods import as_zoo_params, zoo_command
+from sb3_cir.tasks import of_group
+from sb3_cir.variants import VARIANTS, arguments, main
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
 import rl_zoo3.exp_manager
@@ -27,6 +28,7 @@ from sb3_cir import zoo
 
 zoo.register()
 
+ON_DMC = [name for name, method in methods.METHODS.items() if method.algo == name and not method.two_domains]
 STEPS = 300
 TINY = dict(learning_starts=STEPS - 20, batch_size=16, buffer_size=1000)
 NET_ARCH = dict(pi=[16, 16], qf=[16, 16])
@@ -38,17 +40,20 @@ def config(algo: str, env_id: str, **kwargs: Any) -> Path:
 
 
 def test_names() -> None:
-    assert zoo.ALGOS.keys() - zoo.OFF_DYNAMICS.keys() | {"sac"} == METHODS.keys()
+    """Every method that we can train is an algorithm of RL Zoo, and has a yaml there."""
+    trainable = {name for name, method in methods.METHODS.items() if method.algo == name}
+    assert zoo.ALGOS.keys() | {"sac"} == trainable
+    assert all(zoo.yaml_of(name).is_file() for name in trainable)
     assert rl_zoo3.utils.ALGOS.items() >= zoo.ALGOS.items()
 
 
-@pytest.mark.parametrize("algo", METHODS.keys() - {"flash_sac"})  # which repeats no action
+@pytest.mark.parametrize("algo", [name for name in ON_DMC if methods.METHODS[name].action_repeat is None])
 def test_yaml(algo: str) -> None:
     """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
-    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{zoo.YAML_OF.get(algo, algo)}.yml").read_text())
-    for task in (*DMC_EASY_MEDIUM, *DMC_HARD):
-        entry = dict(hyperparams[dmc_id(task)])
-        assert entry.pop("n_timesteps") == (250_000 if task in DMC_EASY_MEDIUM else 500_000)
+    hyperparams = yaml.safe_load(zoo.yaml_of(algo).read_text())
+    for task in of_group("dmc_easy_medium", "dmc_hard"):
+        entry = dict(hyperparams[task.env_id])
+        assert entry.pop("n_timesteps") == task.agent_steps
         assert entry.pop("env_wrapper") == "sb3_cir.envs.paper_protocol"
         assert entry["policy"] == "MlpPolicy"
     model_class = zoo.ALGOS.get(algo, SAC)
@@ -66,8 +71,8 @@ def test_yaml_of_other_peoples_algorithm() -> None:
     """SAC's on dm_control and HumanoidBench is ours, since RL Zoo has none; all else stays RL Zoo's."""
     ours, theirs = zoo.HYPERPARAMS, Path(rl_zoo3.__file__).parent / "hyperparams"
     assert config("sac", "dm_control/cartpole-balance-v0") == ours / "sac.yml"
-    for task in (*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER):
-        assert config("sac", humanoid_bench_id(task)) == ours / "sac.yml"
+    for task in of_group("humanoid_bench", "humanoid_bench_wider"):
+        assert config("sac", task.env_id) == ours / "sac.yml"
     assert config("sac", "Pendulum-v1") == theirs / "sac.yml"
     assert config("sac", "CartPole-v1") == theirs / "sac.yml"
     assert config("tqc", "dm_control/cartpole-balance-v0") == theirs / "tqc.yml"
@@ -154,7 +159,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", METHODS)
+@pytest.mark.parametrize("algo", ON_DMC)
 def test_method_trains(algo: str, tmp_path: Path, shell: dict[str, str]) -> None:
     """SAC on dm_control, where its yaml is ours."""
     env_id = "dm_control/cartpole-balance-v0" if algo == "sac" else "Pendulum-v1"

@@ -9,29 +9,23 @@ from gymnasium.envs.registration import EnvSpec
 from sb3_cir.envs import odrl
 from sb3_cir.envs.humanoid_bench import repair_imported
 from sb3_cir.envs.placeholders import register_placeholders
-from sb3_cir.envs.tasks import (
-    DMC_EASY_MEDIUM,
-    DMC_HARD,
-    DMC_OTHER,
-    HUMANOID_BENCH,
-    HUMANOID_BENCH_WIDER,
-    dmc_id,
-    humanoid_bench_id,
-)
 from sb3_cir.envs.wrappers import ActionRepeat, FlatFloat32, paper_protocol
+from sb3_cir.tasks import DMC_OTHER, of_group
 
 __all__ = ["ActionRepeat", "FlatFloat32", "make", "paper_protocol", "register"]
 
 
 def _dmc_spec(task: str) -> EnvSpec:
     domain, name = task.split("-")
-    return EnvSpec(dmc_id(task), entry_point="sb3_cir.envs.dm_control:load", kwargs={"domain": domain, "task": name})
-
-
-def _humanoid_bench_spec(task: str) -> EnvSpec:
-    robot, name = task.split("-")
     return EnvSpec(
-        humanoid_bench_id(task),
+        f"dm_control/{task}-v0", entry_point="sb3_cir.envs.dm_control:load", kwargs={"domain": domain, "task": name}
+    )
+
+
+def _humanoid_bench_spec(env_id: str) -> EnvSpec:
+    robot, name, _ = env_id.split("-")
+    return EnvSpec(
+        env_id,
         entry_point="sb3_cir.envs.humanoid_bench:load",
         max_episode_steps=1000,
         kwargs={"robot": robot, "task": name},
@@ -43,10 +37,10 @@ def register() -> None:
     Make the ids known to Gymnasium. They overrule those that shimmy and HumanoidBench register: shimmy's videos run at a tenth
     of real speed, HumanoidBench's environments fail on today's MuJoCo and need a renderer to train.
     """
-    register_placeholders("shimmy", [_dmc_spec(task) for task in (*DMC_EASY_MEDIUM, *DMC_HARD, *DMC_OTHER)])
-    register_placeholders(
-        "humanoid_bench", [_humanoid_bench_spec(task) for task in (*HUMANOID_BENCH, *HUMANOID_BENCH_WIDER)], repair_imported
-    )
+    of_dmc = [task.name for task in of_group("dmc_easy_medium", "dmc_hard")]
+    register_placeholders("shimmy", [_dmc_spec(task) for task in (*of_dmc, *DMC_OTHER)])
+    of_humanoid_bench = [task.env_id for task in of_group("humanoid_bench", "humanoid_bench_wider")]
+    register_placeholders("humanoid_bench", [_humanoid_bench_spec(env_id) for env_id in of_humanoid_bench], repair_imported)
     gym.registry.update({spec.id: spec for spec in odrl.specs() if spec.id not in gym.registry})
 
 

@@ -1,18 +1,24 @@
 """HumanoidBench's tasks on today's MuJoCo and Gymnasium; HumanoidBench is imported when one is made and not before."""
 
-import os
 import sys
 from typing import Any
 
 import gymnasium as gym
 
+from sb3_cir.envs.renderer import no_renderer
+from sb3_cir.extras import install_hint
+
 # The newest commit when this was written. Only an editable install has the models: upstream's setup.py leaves them, and
 # the packages without an __init__.py, out of a wheel.
 COMMIT = "791405f5eacf879adbc99105adb3fee73f5a49fc"
-INSTALL = (
-    "HumanoidBench tasks need two installs: pip install 'sb3-cir[humanoid-bench]' and pip install --no-deps -e "
-    f"'git+https://github.com/carlosferrazza/humanoid-bench.git@{COMMIT}#egg=humanoid_bench'."
-)
+UPSTREAM = f"git+https://github.com/carlosferrazza/humanoid-bench.git@{COMMIT}#egg=humanoid_bench"
+
+
+def install() -> str:
+    """:return: How to install HumanoidBench"""
+    return (
+        f"HumanoidBench tasks need two installs: {install_hint('humanoid-bench')} and pip install --no-deps -e '{UPSTREAM}'."
+    )
 
 
 def load(robot: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -29,24 +35,15 @@ def load(robot: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     try:
         import mujoco  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        raise ImportError(f"{install()} ({error})") from error
     except Exception as error:  # MuJoCo opens the backend that MUJOCO_GL names, and each fails in a way of its own.
         raise RuntimeError(no_renderer()) from error
     try:
         from sb3_cir.envs.humanoid_env import HumanoidEnv
     except ImportError as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        raise ImportError(f"{install()} ({error})") from error
     repair_imported()
     return HumanoidEnv(robot=robot, control="pos", task=task, **kwargs)
-
-
-def no_renderer() -> str:
-    """:return: What to do where no renderer can be opened"""
-    return (
-        f"MuJoCo can open no renderer (MUJOCO_GL is {os.environ.get('MUJOCO_GL', 'not set')}): on a machine without a screen "
-        "set MUJOCO_GL=egl (Debian packages libegl1 and libgl1-mesa-dri) or MUJOCO_GL=osmesa (libosmesa6) before Python "
-        "starts, and draw with render_mode='rgb_array'; training needs no renderer (MUJOCO_GL=disabled)."
-    )
 
 
 def repair_imported() -> None:

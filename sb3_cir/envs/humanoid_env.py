@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium import logger
 from humanoid_bench.env import HumanoidEnv as UpstreamEnv
 
-from sb3_cir.envs.humanoid_bench import no_renderer
+from sb3_cir.envs.renderer import no_renderer
 
 
 class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]
@@ -24,6 +24,11 @@ class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]
         # Told of a mode, upstream opens a renderer at once; and SB3 asks for "rgb_array" wherever it makes environments.
         super().__init__(render_mode=None, **kwargs)
         self.render_mode = render_mode
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        # Upstream compares NumPy numbers. Gymnasium asks for Python's own bool, as SB3's check_env does.
+        return observation, reward, bool(terminated), bool(truncated), info
 
     def reset_model(self) -> np.ndarray:
         # Reach and sit_hard draw from NumPy's global generator, which reset(seed=...) does not seed.

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from sb3_cir.envs.tasks import ODRL, ODRL_REFERENCE_SCORES
-
-INSTALL = "odrl tasks need MuJoCo: pip install 'sb3-cir[odrl]'."
+from sb3_cir.extras import install_hint
+from sb3_cir.tasks import BY_ID, of_group
 
 
 class Robot(NamedTuple):
@@ -232,7 +231,7 @@ def load(robot: str, shift: str, level: str, domain: str = "target", **kwargs: A
     try:
         create: Callable[..., Any] = load_env_creator(ROBOTS[robot].env)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
-        raise ImportError(f"{INSTALL} ({error})") from error
+        raise ImportError(f"odrl tasks need MuJoCo: {install_hint('odrl')}. ({error})") from error
     model = ROBOTS[robot].model if domain == "source" else _shifted_model(robot, shift, level)
     env: gym.Env[Any, Any] = create(xml_file=model, **{**ROBOTS[robot].kwargs, **kwargs})
     return env
@@ -264,7 +263,7 @@ def has_reference_score(env_id: str) -> bool:
     :param env_id: Any Gymnasium id
     :return: Whether ODRL has reference scores for it, as it does for all of its tasks here
     """
-    return _task(env_id) in ODRL_REFERENCE_SCORES
+    return env_id in BY_ID and BY_ID[env_id].two_domains
 
 
 def normalized_score(env_id: str, episode_return: float) -> float:
@@ -277,10 +276,6 @@ def normalized_score(env_id: str, episode_return: float) -> float:
     :raises ValueError: If ODRL has no reference scores for the task.
     """
     if not has_reference_score(env_id):
-        raise ValueError(f"There are no reference scores for {env_id!r}, only for ODRL's tasks, such as 'odrl/{ODRL[0]}-v0'.")
-    random, expert = ODRL_REFERENCE_SCORES[_task(env_id)]
-    return (episode_return - random) / (expert - random) * 100
-
-
-def _task(env_id: str) -> str:
-    return env_id.removeprefix("odrl/").removesuffix("-v0")
+        example = of_group("odrl")[0].env_id
+        raise ValueError(f"There are no reference scores for {env_id!r}, only for ODRL's tasks, such as {example!r}.")
+    return float(BY_ID[env_id].score(episode_return))

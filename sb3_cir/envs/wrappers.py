@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from sb3_cir.tasks import action_repeat
+
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
     """
@@ -46,22 +48,17 @@ class FlatFloat32(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstru
         return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)
 
 
-# By the start of the id. The paper's tables count steps of the simulator, not of the agent.
-ACTION_REPEAT = {"dm_control/": 2, "h1-": 2, "h1hand-": 2}
-
-
-def paper_protocol(env: gym.Env[Any, Any], repeat: int | None = None) -> gym.Env[Any, Any]:
+def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """
     The paper's protocol: on dm_control and HumanoidBench flat float32 observations and every action taken twice.
 
     Elsewhere only Dict observations are flattened, and an environment with a Box stays as it is.
 
     :param env: The environment as ``gymnasium.make`` makes it
-    :param repeat: How often every action is taken there, for methods that do not take it twice
     :return: The wrapped environment
     """
     env_id = "" if env.spec is None else env.spec.id
-    for start, papers in ACTION_REPEAT.items():
-        if env_id.startswith(start):
-            return FlatFloat32(ActionRepeat(env, papers if repeat is None else repeat))
+    repeat = action_repeat(env_id)
+    if repeat > 1:
+        return FlatFloat32(ActionRepeat(env, repeat))
     return FlatFloat32(env) if isinstance(env.observation_space, spaces.Dict) else env

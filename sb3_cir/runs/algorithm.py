@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
 from sb3_cir.runs import archive, arguments, checkpoint, rows, state, watch
+from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
 
 
@@ -135,6 +136,9 @@ class Resumable(OffPolicyAlgorithm):
                 self._saver = None
         return self
 
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        return super()._init_callback(with_expected_time(self, callback), progress_bar)
+
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
         if self._resumed is not None:
@@ -203,7 +207,8 @@ class Resumable(OffPolicyAlgorithm):
             allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
         """
         options = archive.Options(env, device, custom_objects or {}, print_system_info, force_reset, trusted, kwargs)
-        return archive.load(cls, path, options)
+        model: Self = archive.load(cls, path, options)
+        return model
 
     def set_parameters(
         self,

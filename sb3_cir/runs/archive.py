@@ -1,12 +1,12 @@
 """
 Saved models and replay buffers, read without trusting them.
 
-SB3's archives hold pickles, which run whatever code their maker put there when they are loaded. Ours have what a model needs as
-plain values and arrays beside them. ``load(..., trusted=False)`` reads these alone, and so it does of SB3's format, in which
+SB3's archives hold pickles, which run whatever code their maker put there when they are loaded. Ours have plain values and
+arrays beside them, of all that a model needs. ``load(..., trusted=False)`` reads these alone, also in SB3's format, in which
 version 0.1 saved.
 
-What is read goes through one gate, whatever the format and whether it is trusted: the constructor's own checks, then a comparison
-of each array with what it replaces.
+What is read goes through one gate, whatever the format and whether it is trusted: the constructor's own checks, then a
+comparison of each array with what it replaces.
 """
 
 import io
@@ -432,9 +432,9 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     if parts.keys() != manifest.buffers.keys():
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
-    for name, array in arrays.items():
-        part, _, column = name.partition("/")
-        columns.setdefault(part, {})[column] = array
+    for key, array in arrays.items():
+        owner, _, column = key.partition("/")
+        columns.setdefault(owner, {})[column] = array
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)

@@ -7,9 +7,9 @@ A folder of checkpoints has a file ``step_<n>.zip`` for each of the last few, an
     step_30000.zip      arrays.safetensors: networks, optimisers and other arrays
     transitions/        blocks of rows of the replay buffer, see ``rows.py``
 
-No file is ever changed: each is written under another name, flushed to the disk, then renamed. A file of rows is deleted when no
-checkpoint there names it, so the older checkpoint stays whole while the newer one is written. Each checkpoint carries its run and
-its step, so that one which lies in the wrong place is noticed.
+No file is ever changed: each is written under another name, flushed to the disk, then renamed. A file of rows is deleted when
+no checkpoint there names it, so the older checkpoint stays whole while the newer one is written. Each checkpoint carries its
+run and its step, so that one which lies in the wrong place is noticed.
 """
 
 import contextlib
@@ -168,8 +168,8 @@ def read(place: Path) -> Stored:
                 found = _read_whole(path)
             elif newest is None and (other := _open(path)[0]).run != found.manifest.run:
                 raise ValueError(
-                    f"{folder}: {found.path.name} and {path.name} are of two runs ({found.manifest.run[:8]}, {other.run[:8]}): "
-                    "name the file to go on from."
+                    f"{folder}: {found.path.name} and {path.name} are of two runs ({found.manifest.run[:8]}, "
+                    f"{other.run[:8]}): name the file to go on from."
                 )
         except DamagedError as problem:
             if found is None:

@@ -15,8 +15,9 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -73,9 +74,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 
 
 def flush(folder: Path) -> None:
-    """
-    :param folder: A folder whose names are to be on the disk
-    """
+    """:param folder: A folder whose names are to be on the disk"""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -130,7 +129,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
         raise
 
 
-def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+def read_arrays(path: str | Path | BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
     """
     :param path: A file of arrays with a note
     :param what: What it is, for the error
@@ -146,7 +145,7 @@ def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str
     return note.encode(), arrays
 
 
-def is_pickle(path: str | Path | BinaryIO) -> bool:
+def is_pickle(path: str | Path | BufferedIOBase) -> bool:
     """
     :param path: A file
     :return: Whether it begins as pickles do
@@ -181,13 +180,13 @@ def checksum(arrays: Mapping[str, np.ndarray]) -> int:
     value = 0
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        value = zlib.crc32(array.reshape(-1).view(np.uint8), value)
+        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
     return value
 
 
-def pack_archive(members: Mapping[str, bytes | str]) -> io.BytesIO:
+def pack_archive(members: Mapping[str, Any]) -> io.BytesIO:
     """
-    :param members: Contents by name
+    :param members: Contents by name, bytes or text
     :return: A zip that has them, uncompressed
     """
     archive = io.BytesIO()

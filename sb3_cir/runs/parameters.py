@@ -1,9 +1,9 @@
 """
 Networks, optimisers and learned numbers of a model as arrays by name, and back.
 
-Which there are is what SB3's ``_get_torch_save_params()`` of the model says, never a file. What a file has is compared with what
-it replaces and copied into it; nothing of a file becomes a part of the model. (An optimiser's kernel runs past the end of moments
-that are too small, and a parameter in the wrong memory layout is another parameter.)
+Which there are is what SB3's ``_get_torch_save_params()`` of the model says, never a file. What a file has is compared with
+what it replaces and copied into it. Nothing of a file becomes a part of the model: an optimiser's kernel would run past the
+end of moments that are too small.
 """
 
 from collections.abc import Iterator, Mapping
@@ -106,11 +106,12 @@ def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, fin
     if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
         kind = "learned" if learned else "fixed"
         raise ValueError(f"ent_coef={vars(model).get('ent_coef')!r}: the temperature of {what} was {kind}.")
-    for name in dict.fromkeys([*found, *expected]):
+    for name in dict.fromkeys([*expected, *found]):
         was, is_now = found.get(name), expected.get(name, allowed.get(name))
         if was != is_now:
             raise ValueError(
-                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} was {_say(was)} and is {_say(is_now)}."
+                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} was {_say(was)} "
+                f"and is {_say(is_now)}."
             )
     for name, array in arrays.items():
         if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -177,7 +178,8 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    other = type(optimizer)(groups)
+    kind: Any = type(optimizer)  # whose arguments are not those of their base class
+    other = kind(groups)
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()

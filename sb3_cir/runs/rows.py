@@ -1,9 +1,9 @@
 """
 The rows of replay buffers, to files and back.
 
-A buffer is cut into blocks of consecutive rows, at the same places each time. A checkpoint writes the blocks that are not as the
-checkpoint before has them, and names the older files of the others. So it makes no difference how rows have changed: added by
-the run or by hand, overwritten by the ring, or relabelled where they are.
+A buffer is cut into blocks of consecutive rows, at the same places each time. A checkpoint writes the blocks that are not as
+the checkpoint before has them, and names the older files of the others. So it makes no difference how rows have changed: added
+by the run or by hand, overwritten by the ring, or relabelled where they are.
 
 Which arrays of a buffer are rows is seen from their shape, so that any ``ReplayBuffer`` will do. Three attributes of its class
 say what cannot be seen: ``volatile`` names columns that change all the time, such as priorities, which no block holds and each
@@ -76,9 +76,7 @@ def values(buffer: ReplayBuffer) -> dict[str, Any]:
 
 
 def warn_of_losses(buffer: ReplayBuffer) -> None:
-    """
-    :param buffer: A replay buffer, or one that consists of several, with state that no file holds. A warning names it.
-    """
+    """:param buffer: A replay buffer, or one that consists of several, with state that no file holds. A warning names it."""
     for part in parts(buffer).values():
         lost = [name for name, value in _others(part) if not _is_plain(value)]
         if getattr(part, "copy_info_dict", False):
@@ -164,7 +162,11 @@ def check(buffer: ReplayBuffer, saved: Rows, what: str) -> None:
     if saved.pos >= saved.size:
         raise DamagedError(f"{what}: pos is {saved.pos}, a buffer of {saved.size} rows has none of that number.")
     for name, value in values(buffer).items():
-        if name not in saved.values or np.shape(saved.values[name]) != np.shape(value):
+        try:
+            kept = np.asarray(saved.values[name])
+        except (KeyError, ValueError):  # not there, or rows of unequal lengths
+            kept = np.array("")
+        if kept.dtype.kind not in "biuf" or kept.shape != np.shape(value):
             raise ValueError(f"The replay buffer's {name} is not in {what} as it is here.")
 
 

@@ -30,7 +30,8 @@ Arrays = Mapping[str, np.ndarray]
 
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
-# Results and counts of SB3's callbacks that go on, beside the number of calls. What else they have is a limit, a path or a switch.
+# Results and counts of SB3's callbacks that go on, beside the number of calls. What else they have is a limit, a path or a
+# switch.
 CALLBACKS: dict[type[BaseCallback], tuple[str, ...]] = {
     sb3.EvalCallback: (
         *("best_mean_reward", "last_mean_reward", "evaluations_timesteps", "evaluations_results"),
@@ -487,7 +488,7 @@ def check_random(states: Random, arrays: Arrays, what: str) -> None:
     """
     try:
         internal, key = arrays["random/python"], arrays["random/numpy"]
-        if (internal.dtype, internal.shape, key.dtype, key.shape) != (np.uint32, (625,), np.uint32, (624,)):
+        if internal.dtype != np.uint32 or internal.shape != (625,) or key.dtype != np.uint32 or key.shape != (624,):
             raise ValueError("a generator's numbers are not 625 and 624 of 32 bits")
         random.Random().setstate((3, tuple(internal.tolist()), states.python.gauss))
         np.random.RandomState().set_state(_numpy_state(states.numpy, key))

@@ -180,9 +180,7 @@ class _Watcher:
         self.replace(stand_ins)
 
     def replace(self, attributes: dict[str, Any]) -> None:
-        """
-        :param attributes: What to put into the environment's ``__dict__`` until :meth:`stop`
-        """
+        """:param attributes: What to put into the environment's ``__dict__`` until :meth:`stop`"""
         before = vars(self.env)
         self.replaced.update({name: before.get(name, self) for name in attributes})
         before.update(attributes)

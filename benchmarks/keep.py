@@ -1,0 +1,81 @@
+"""
+``python -m benchmarks keep``: learning runs in one small CSV file that a repository can hold.
+
+The file is a log (see :mod:`benchmarks.log`) that begins with comments. Each run has one, a JSON object: ``exp_name``,
+``env_name``, ``seed``, ``commit``, ``processor``, ``versions``, ``command`` (without this machine's paths) and ``began``.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks import log
+from benchmarks.run import git_commit, processor
+
+_HEADING = "# Learning runs, kept by `python -m benchmarks keep`. Steps are simulator steps. Each run, and how it was made:"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the command's options.
+
+    :param parser: Gets them
+    """
+    parser.add_argument("results", nargs="+", type=Path, help="folders of `benchmarks run`, or RL Zoo's log folders")
+    parser.add_argument("--out", type=Path, required=True, help="the CSV file; runs that it has already stay in it")
+    parser.add_argument(
+        "--commit", help="commit of RL Zoo's runs, which do not know theirs (default: this checkout's, if it has no changes)"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """
+    :param options: See :func:`add_arguments`
+    :return: 0
+    :raises ValueError: If it is not known of which commit a run is.
+    """
+    found = log.load(options.results)
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    rows, runs = found.rows, {_key(run): run for run in found.runs}
+    for key in {tuple(key) for key in rows[log.RUN].drop_duplicates().itertuples(index=False)}:
+        run = runs.setdefault(key, dict(zip(log.RUN, key, strict=True)))
+        if "commit" not in run:  # RL Zoo's
+            run |= {"commit": _commit_of(run, options.commit), "processor": processor()}
+    if options.out.exists():
+        before = log.load([options.out])
+        old = [tuple(key) not in runs for key in before.rows[log.RUN].itertuples(index=False)]
+        rows = pd.concat([before.rows[old], rows], ignore_index=True)
+        runs = {_key(run): run for run in before.runs} | runs
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    write(options.out, rows, list(runs.values()))
+    print(f"{options.out}: {len(runs)} runs, {len(rows)} rows")
+    return 0
+
+
+def _key(run: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(run[name] for name in log.RUN)
+
+
+def _commit_of(run: dict[str, Any], given: str | None) -> str:
+    commit = given or git_commit()
+    if commit is None:
+        raise ValueError(
+            f"the run {run['exp_name']} on {run['env_name']} does not know its commit, and this checkout has changes or is "
+            "none: name it with --commit."
+        )
+    return commit
+
+
+def write(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> None:
+    """
+    :param path: The CSV file, replaced as a whole
+    :param rows: With the columns of a log
+    :param runs: How each run was made
+    """
+    comments = [_HEADING, *(f"# {json.dumps(run)}" for run in runs)]
+    log.write_whole(path, "\n".join(comments) + "\n" + rows[log.COLUMNS].to_csv(index=False))

@@ -1,0 +1,112 @@
+"""
+What a report puts beside what, so that like stands beside like, and what it leaves out.
+
+Where something was measured, other people's logs are cut to the measured tasks and to the steps that the measured runs have
+reached. Aggregates are over the tasks that every measured method has. The paper's printed figures are at its full steps: they
+stand beside runs that have reached those, and its aggregates beside runs of all tasks.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import pandas as pd
+
+from benchmarks import log
+from benchmarks.scores import LOG, MEASURED, Scores, collect
+from benchmarks.suites import Suite
+from sb3_cir.methods import label
+
+
+@dataclass
+class Selection:
+    """
+    What a report shows.
+
+    :param suite: With the tasks that are shown alone, and without a table of the paper's where that is at other steps
+    :param of_tasks: Tasks of the whole suite
+    :param scores: Of each method, the measured ones first
+    :param aggregated: The same on the tasks that are aggregated over, for the methods that have all of them
+    :param notes: What was left out and why, a sentence each
+    """
+
+    suite: Suite
+    of_tasks: int
+    scores: list[Scores] = field(default_factory=list)
+    aggregated: list[Scores] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget: float) -> Selection:
+    """
+    :param measured: Rows that were given as results
+    :param reference: Rows of other people's logs
+    :param suite: The suite
+    :param budget: Evaluations after this fraction of the paper's steps are left out
+    :return: What a report of them shows; no scores, if there is nothing of the suite in them
+    """
+    notes: list[str] = []
+    own = collect(measured, suite, MEASURED, budget)
+    notes += _left_out(measured, suite, own, budget)
+    tasks, limit = list(suite.tasks), budget
+    if own:
+        tasks = [task for task in suite.tasks if any(task in each.tasks for each in own)]
+        limit = max(each.reach[1] for each in own)
+    chosen = replace(suite, tasks=tuple(tasks), published=suite.published if limit >= 1 else None)
+    others = collect(reference, chosen, LOG, limit)
+    notes += _left_out(reference, chosen, others, limit)
+    if len(tasks) < len(suite.tasks):
+        notes.append(f"Nothing was measured on {len(suite.tasks) - len(tasks)} of the suite's {len(suite.tasks)} tasks.")
+    if suite.published and not chosen.published:
+        notes.append(
+            f"The paper's printed figures are left out: they are at its full steps, the measured runs at {100 * limit:.3g} %."
+        )
+    found = Selection(chosen, len(suite.tasks), [*own, *others], notes=notes)
+    found.aggregated = _aggregated(found, own)
+    return found
+
+
+def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:
+    shared = [task for task in found.suite.tasks if all(task in each.tasks for each in own)]
+    if not shared:
+        found.notes.append("There are no aggregates: no task was measured for every method.")
+        return []
+    whole = [each for each in found.scores if set(shared) <= set(each.tasks)]
+    found.notes += [
+        f"{each.entry.name} is not in the aggregates: of their {len(shared)} tasks it lacks "
+        f"{_some([task.name for task in shared if task not in each.tasks])}."
+        for each in found.scores
+        if each not in whole
+    ]
+    kept = [each.on(shared) for each in whole]
+    for each in kept:
+        most = max(curve.shape[1] for curve in each.curves)
+        if most > each.runs:
+            found.notes.append(
+                f"{each.entry.name}: aggregates have the {each.runs} runs that every task has; some tasks have up to {most}."
+            )
+    return kept
+
+
+def _left_out(rows: pd.DataFrame, suite: Suite, found: list[Scores], budget: float) -> list[str]:
+    """A sentence for each method that is in the rows and not in the report, and one for tasks of other suites."""
+    names = {task.name for task in suite.tasks}
+    shown = {each.entry.method for each in found}
+    notes = []
+    for method, of_method in rows.groupby("exp_name", sort=False):
+        if method in shown:
+            continue
+        ours = of_method[of_method.env_name.isin(names)]
+        if ours.empty:
+            why = f"it has none of the tasks shown, but {_some(list(of_method.env_name.unique()))}"
+        elif log.RETURN not in set(ours.metric):
+            why = f"of these tasks it has no {log.RETURN}, but {_some(list(ours.metric.unique()))}"
+        else:
+            why = f"it has no evaluation up to {100 * budget:.3g} % of the paper's steps on these tasks"
+        notes.append(f"{label(method)} is left out: {why}.")
+    others = [name for name in rows[rows.exp_name.isin(shown)].env_name.unique() if name not in names]
+    if others:
+        notes.append(f"Tasks of the methods shown that are not in this report: {_some(others)}.")
+    return notes
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
