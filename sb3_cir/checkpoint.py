@@ -60,6 +60,7 @@ COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "
 NOT_STATE = {"observation_space", "action_space", "obs_shape", "action_dim", "device", "n_envs", "buffer_size", "pos", "full"}
 NOT_STATE |= {"optimize_memory_usage", "handle_timeout_termination", "n_steps", "gamma"}
 NOT_STATE |= {"env", "copy_info_dict", "goal_selection_strategy", "n_sampled_goal", "her_ratio", "infos"}
+NOT_STATE |= {"decay", "min_weight"}  # arguments of RecencyWeighted
 NOT_STATE |= {"_on_device", "_n_new"}  # of DeviceReplayBuffer's: a copy of the columns
 NOT_STATE |= {"ep_length", "_current_ep_start"}  # of HER's: the one follows from the columns, the other is in the manifest
 

@@ -19,7 +19,7 @@ from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa, SimBaSMR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
-from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import Resumable, is_checkpoint
 from sb3_cir.cir import CIR
@@ -34,6 +34,7 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
 }
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
+REPLAY_BUFFERS = (TwoDomainReplayBuffer, DeviceReplayBuffer, RecencyReplayBuffer, RecencyDictReplayBuffer)
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -184,7 +185,7 @@ _METHODS: dict[str, Callable[[Method], Method]] = {
 
 def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
-    vars(exp_manager).update(TwoDomainReplayBuffer=TwoDomainReplayBuffer, DeviceReplayBuffer=DeviceReplayBuffer)
+    vars(exp_manager).update({buffer.__name__: buffer for buffer in REPLAY_BUFFERS})
     manager = exp_manager.ExperimentManager
     for name, amended in _METHODS.items():
         method = getattr(manager, name)
