@@ -166,7 +166,8 @@ class QBias:
 
     def _q_value(self, obs: Any, actions: np.ndarray) -> float:
         tensors, _ = self.model.policy.obs_to_tensor(obs)
-        scaled = th.as_tensor(self.model.policy.scale_action(actions), device=self.model.device)
+        # An environment's bounds may be float64, as dm_control's are, and with them its actions.
+        scaled = th.as_tensor(self.model.policy.scale_action(actions), dtype=th.float32, device=self.model.device)
         return self._scale * mean_q(self.model, tensors, scaled).item()
 
     def _end(self, episode: list[tuple[float, float]], truncated: bool) -> None:

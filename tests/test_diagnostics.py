@@ -27,7 +27,7 @@ class OneReward(gym.Env):
     """A reward of 1 for each step. The episode ends by itself after ``length`` steps, or at a time limit of as many."""
 
     observation_space = spaces.Box(-1, 1, (3,))
-    action_space = spaces.Box(-2, 2, (2,))
+    action_space = spaces.Box(-2, 2, (2,), np.float64)  # as dm_control's are
 
     def __init__(self, length: int, truncated: bool):
         self.length, self.truncated = length, truncated
