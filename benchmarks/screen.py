@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -104,11 +105,13 @@ class Arm:
     :param algorithm: Its update
     :param parts: For :class:`PartsPolicy`, beside the algorithm's own
     :param arguments: For the algorithm
+    :param entropy_per_action: Target of the temperature, in nats; None for the algorithm's own
     """
 
     algorithm: type[CIR]
     parts: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
+    entropy_per_action: float | None = None
 
     def build(self, env: DummyVecEnv, seed: int, width: int) -> CIR:
         """
@@ -126,6 +129,8 @@ class Arm:
         arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, compile=False)
         if from_simba:
             arguments["episodic"] = False  # no task of the screen ends by itself
+        if self.entropy_per_action is not None:
+            arguments["target_entropy"] = self.entropy_per_action * get_action_dim(env.action_space)
         return self.algorithm(
             PartsPolicy,
             env,
@@ -136,19 +141,19 @@ class Arm:
         )
 
 
-def _temperature(n_actions: int = 38) -> dict[str, Any]:
-    """SimBa's for the dog: from 0.01 on, towards half the entropy that CIR asks for."""
-    return dict(ent_coef="auto_0.01", target_entropy=-0.5 * n_actions)
+# SimBa's: from 0.01 on, towards half the entropy that CIR asks for
+_TEMPERATURE: dict[str, Any] = dict(ent_coef="auto_0.01")
+_ENTROPY = -0.5
 
 
 def _base(parts: dict[str, Any] | None = None, **arguments: Any) -> Arm:
     """CIR with SimBa's temperature and normalisation, and more."""
-    return Arm(PartsCIR, dict(rs_norm=True) | (parts or {}), _temperature() | arguments)
+    return Arm(PartsCIR, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, _ENTROPY)
 
 
 ARMS: dict[str, Arm] = {
     "cir": Arm(PartsCIR),
-    "cir+temp": Arm(PartsCIR, {}, _temperature()),
+    "cir+temp": Arm(PartsCIR, {}, _TEMPERATURE, _ENTROPY),
     "cir+temp+rsnorm": _base(),
     "cir+temp+rsnorm+lr1e-4": _base(learning_rate=1e-4),
     "cir+temp+rsnorm+wd": _base(dict(weight_decay=0.01)),
@@ -167,7 +172,7 @@ ARMS: dict[str, Arm] = {
     "simba+cir_actor": Arm(SimBa, dict(actor_body="cir")),
     "simba+m2": Arm(SimBaSMR),
     "simba+2critics": Arm(SimBa, dict(n_critics=2)),
-    "simba+cir_temp": Arm(SimBa, {}, dict(ent_coef="auto", target_entropy=-38.0)),
+    "simba+cir_temp": Arm(SimBa, {}, dict(ent_coef="auto"), -1.0),
     "simba+nonorm": Arm(SimBa, dict(rs_norm=False)),
 }
 
@@ -235,8 +240,8 @@ class Probe(BaseCallback):
         print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
 
     def _values(self, model: CIR) -> dict[str, float]:
-        batch, newest = _transitions(model, None, BATCH), _transitions(model, -NEWEST, NEWEST)
-        last = _transitions(model, -STRETCH, STRETCH)
+        assert model.replay_buffer is not None
+        batch, newest, last = model.replay_buffer.sample(BATCH), _newest(model, NEWEST), _newest(model, STRETCH)
         obs, actions = batch.observations, batch.actions
         q_values = model._q_values(model.critic, obs, actions)
         sampled, log_prob = model.actor.action_log_prob(obs)
@@ -265,7 +270,7 @@ class Probe(BaseCallback):
         values = {}
         if self.snapshot is not None:
             actor, first = self.snapshot
-            then = _transitions(model, first, STRETCH)
+            then = _rows(model, first, STRETCH)
             obs = then.observations.repeat(DRAWS, 1)
             by_then, by_now = (mean_q(model, obs, policy(obs)).mean() for policy in (actor, model.actor))
             values["memorised"] = float(by_then - mean_q(model, then.observations, then.actions).mean())
@@ -282,13 +287,16 @@ class Probe(BaseCallback):
         return {log.RETURN: mean} | values
 
 
-def _transitions(model: CIR, first: int | None, n: int) -> ReplayBufferSamples:
-    """``n`` rows of the replay buffer from the given one on, counted from the newest where negative; None draws them."""
+def _newest(model: CIR, n: int) -> ReplayBufferSamples:
+    assert model.replay_buffer is not None
+    return _rows(model, max(model.replay_buffer.pos - n, 0), n)
+
+
+def _rows(model: CIR, first: int, n: int) -> ReplayBufferSamples:
+    """Up to ``n`` rows of the replay buffer from the given one on."""
     buffer = model.replay_buffer
     assert buffer is not None
-    if first is None:
-        return buffer.sample(n)
-    return buffer._get_samples((first if first >= 0 else buffer.pos + first) + np.arange(n))
+    return buffer._get_samples(np.arange(first, min(first + n, buffer.pos)))
 
 
 def make_env(task: str) -> DummyVecEnv:
