@@ -19,6 +19,8 @@ from benchmarks.suites import Task
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
+# Algorithms with the yaml of another one (``sb3_cir.zoo.YAML_OF``, whose import takes seconds).
+WITHOUT_YAML = {"sac_tanh", "sac_tanh_norm", "simba_smr"}
 # A checkpoint holds the whole replay buffer, so it is not made at every evaluation.
 CHECKPOINTS = 20
 
@@ -42,7 +44,7 @@ def method(name: str) -> Method:
         known.
     """
     algo, _, variant = name.partition(":")
-    ours, zoos = _algorithms(ROOT / "hyperparams"), _algorithms(_zoo() / "hyperparams")
+    ours, zoos = _algorithms(ROOT / "hyperparams") | WITHOUT_YAML, _algorithms(_zoo() / "hyperparams")
     if algo not in ours | zoos:
         raise ValueError(f"--methods {name}: the zoo has {', '.join(sorted(ours | zoos))}.")
     if variant and algo != "cir":

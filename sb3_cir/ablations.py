@@ -1,7 +1,7 @@
 """
 The critics that the paper compares with CIR's: each overrides the one method of ``networks.UShape`` that differs (this file
-imports torch alone). Class names are the paper's labels ("Ablation Study" and, in the appendix, "More Ablation Study");
-``variants.py`` says how to train each.
+imports torch alone). :data:`CRITICS` has each under the paper's label ("Ablation Study" and, in the appendix, "More Ablation
+Study").
 """
 
 from collections.abc import Mapping
@@ -21,21 +21,21 @@ class NoTanh(UShapeCritic):
         return x
 
 
-class Sigmoid(UShapeCritic):
+class SigmoidSquash(UShapeCritic):
     """The logistic function in place of tanh."""
 
     def squash(self, x: th.Tensor) -> th.Tensor:
         return th.sigmoid(x)
 
 
-class Softmax(UShapeCritic):
+class SoftmaxSquash(UShapeCritic):
     """A softmax over the units in place of tanh."""
 
     def squash(self, x: th.Tensor) -> th.Tensor:
         return th.softmax(x, dim=-1)
 
 
-class LayerNorm(UShapeCritic):
+class LayerNormSquash(UShapeCritic):
     """A layer normalisation without scale and shift in place of tanh."""
 
     def squash(self, x: th.Tensor) -> th.Tensor:
@@ -145,17 +145,31 @@ class LNPerPlace(UShapeCritic):
 
 
 class PaperUp(UShapeCritic):
-    """The up-sampling layer as Eq. 6 prints it: no LayerNorm after the sum (no label in the paper)."""
+    """The up-sampling layer as Eq. 9 prints it: no LayerNorm after the sum (no label in the paper)."""
 
     def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
         return output + skip
 
 
-_ABLATIONS: tuple[type[UShapeCritic], ...] = (
-    *(NoTanh, Sigmoid, Softmax, LayerNorm, NoInputLN, NoAvgRNorm, NoInputNorm, MaxRNorm, NoLN, AllAvgRNorm),
-    *(NoSC, Res, Orthoini, LNPerPlace, PaperUp),
-)
-CRITICS: dict[str, type[UShapeCritic]] = {"CIR": UShapeCritic} | {critic.__name__: critic for critic in _ABLATIONS}
+# By the paper's labels, which are the classes' names but where those would be torch's own.
+CRITICS: dict[str, type[UShapeCritic]] = {
+    "CIR": UShapeCritic,
+    "NoTanh": NoTanh,
+    "Sigmoid": SigmoidSquash,
+    "Softmax": SoftmaxSquash,
+    "LayerNorm": LayerNormSquash,
+    "NoInputLN": NoInputLN,
+    "NoAvgRNorm": NoAvgRNorm,
+    "NoInputNorm": NoInputNorm,
+    "MaxRNorm": MaxRNorm,
+    "NoLN": NoLN,
+    "AllAvgRNorm": AllAvgRNorm,
+    "NoSC": NoSC,
+    "Res": Res,
+    "Orthoini": Orthoini,
+    "LNPerPlace": LNPerPlace,
+    "PaperUp": PaperUp,
+}
 
 Choice = TypeVar("Choice")
 

@@ -64,7 +64,7 @@ class StackedLinear(nn.Module):
 
 class AvgRNorm(nn.Module):
     """
-    Average representation normalisation, ``c * x / mean(|x|)`` over the last axis (``AvgRNorm`` in section 5.1).
+    Average representation normalisation, ``c * x / mean(|x|)`` over the last axis (Eq. 6).
 
     :param coef: The scale c, small and positive.
     """
@@ -85,7 +85,7 @@ class AvgRNorm(nn.Module):
 
 class UShape(nn.Module):
     """
-    A stack of U-shapes: constrained input (Eq. 4), down- and up-sampling layers (Eq. 5 and 6).
+    A stack of U-shapes: constrained input (Eq. 7), down- and up-sampling layers (Eq. 8 and 9).
 
     Follows the authors' released code where it differs from the equations: an elu after tanh and after every hidden
     linear layer, a LayerNorm after each sum, and ONE LayerNorm shared by every place in the whole stack.
@@ -150,7 +150,7 @@ class UShape(nn.Module):
 
     def constrain(self, x: th.Tensor) -> th.Tensor:
         """
-        Squeeze the input into (-1, 1) (Eq. 4).
+        Squeeze the input into (-1, 1) (Eq. 7).
 
         :param x: ``(batch, in_features)``, the same for the whole stack.
         :return: ``(n_stack, batch, width)``.

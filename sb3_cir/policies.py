@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
@@ -212,7 +213,47 @@ class FusedAdam(th.optim.Adam):
 ACTORS: dict[str, type[CIRActor]] = {"CIR": CIRActor, "ActorLN": LayerNormActor, "ActorCIR": UShapeActor}
 
 
-class CIRPolicy(SACPolicy):
+class SMRPolicy(SACPolicy):
+    """
+    Policy of the authors' own SAC: the actor with the exact log-probability, and SB3's plain critics.
+
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param lr_schedule: Learning rate schedule
+    :param net_arch: ``dict(pi=[...], qf=[...])``: hidden layers of the actor's MLP, and of each critic's. One list serves
+        both. Default: the authors' ``[512, 512]``.
+    :param optimizer_class: Optimiser of actor and critic
+    :param kwargs: What else SB3's ``SACPolicy`` takes
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Box,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        *,
+        optimizer_class: type[th.optim.Optimizer] = FusedAdam,
+        **kwargs: Any,
+    ):
+        if kwargs.get("n_critics", 2) < 1:
+            raise ValueError(f"n_critics={kwargs['n_critics']}: at least 1 critic is needed.")
+        if net_arch is None:
+            net_arch = dict(pi=[512, 512], qf=[512, 512])
+        super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
+        return CIRActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {
+            **super()._get_constructor_parameters(),
+            # SB3 leaves this one out, so a policy saved with a shared extractor came back with two.
+            "share_features_extractor": self.share_features_extractor,
+        }
+
+
+class CIRPolicy(SMRPolicy):
     """
     Policy with SAC's actor and CIR's critic. Also serves SB3's own SAC: ``SAC(CIRPolicy, env)``.
 
@@ -221,13 +262,12 @@ class CIRPolicy(SACPolicy):
     :param lr_schedule: Learning rate schedule
     :param net_arch: ``dict(pi=[...], qf=[...])``: hidden layers of the actor's MLP, and the width of each of the critic's
         down-sampling layers (all equal). One list serves both. Default: the paper's ``[512, 512]``.
-    :param avg_r_norm_coef: c of AvgRNorm (section 5.1)
+    :param avg_r_norm_coef: c of AvgRNorm (Eq. 6)
     :param critic_network: A label of ``ablations.CRITICS``, for the paper's variants of the critic, or a ``UShapeCritic`` of
         your own.
     :param actor_network: "CIR", "ActorLN" or "ActorCIR" (the paper's variants of the actor)
     :param critic_weight_decay: Decoupled weight decay on the critic's Adam, as AdamW has it (variant WD)
-    :param optimizer_class: Optimiser of actor and critic
-    :param kwargs: What else SB3's ``SACPolicy`` takes. ``activation_fn`` is the actor's; the critic's is always elu.
+    :param kwargs: What else :class:`SMRPolicy` takes. ``activation_fn`` is the actor's; the critic's is always elu.
     :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, if c is not positive, if
         the weight decay is negative, or if there is no network of the given name.
     """
@@ -243,11 +283,13 @@ class CIRPolicy(SACPolicy):
         critic_network: str | type[UShapeCritic] = "CIR",
         actor_network: str = "CIR",
         critic_weight_decay: float = 0.0,
-        optimizer_class: type[th.optim.Optimizer] = FusedAdam,
         **kwargs: Any,
     ):
-        if kwargs.get("n_critics", 2) < 1:
-            raise ValueError(f"n_critics={kwargs['n_critics']}: at least 1 critic is needed.")
+        if isinstance(net_arch, list) and len(set(net_arch)) > 1:
+            raise ValueError(
+                f"net_arch['qf']={net_arch} has unequal widths: CIR's skip connections add the critic's layers to each other. "
+                f"Write policy_kwargs=dict(net_arch=dict(pi={net_arch}, qf={[max(net_arch)] * len(net_arch)}))."
+            )
         if not avg_r_norm_coef > 0:
             raise ValueError(f"avg_r_norm_coef={avg_r_norm_coef}: it must be positive (paper: 0.1).")
         if not critic_weight_decay >= 0:
@@ -259,9 +301,7 @@ class CIRPolicy(SACPolicy):
         self.critic_network = critic_network
         self.actor_network = actor_network
         self.critic_weight_decay = critic_weight_decay
-        if net_arch is None:
-            net_arch = dict(pi=[512, 512], qf=[512, 512])
-        super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
+        super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
@@ -289,19 +329,7 @@ class CIRPolicy(SACPolicy):
             "critic_network": self.critic_network,
             "actor_network": self.actor_network,
             "critic_weight_decay": self.critic_weight_decay,
-            # SB3 leaves this one out, so a policy saved with a shared extractor came back with two.
-            "share_features_extractor": self.share_features_extractor,
         }
-
-
-MlpPolicy = CIRPolicy
-
-
-class CnnPolicy(CIRPolicy):
-    """:class:`CIRPolicy` for images, with SB3's ``NatureCNN`` as the default features extractor."""
-
-    def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any):
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
 
 
 class FlattenFrom0d(nn.Flatten):
@@ -321,8 +349,55 @@ class DictExtractor(CombinedExtractor):
                 self.extractors[key] = FlattenFrom0d()
 
 
-class MultiInputPolicy(CIRPolicy):
-    """:class:`CIRPolicy` for Dict observations."""
+class ForImages(SACPolicy):
+    """For a policy, to stand before it: SB3's ``NatureCNN`` is the default features extractor."""
+
+    def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any):
+        super().__init__(*args, **kwargs | {"features_extractor_class": features_extractor_class})
+
+
+class ForDicts(SACPolicy):
+    """For a policy, to stand before it: :class:`DictExtractor` is the default features extractor."""
 
     def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = DictExtractor, **kwargs: Any):
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+        super().__init__(*args, **kwargs | {"features_extractor_class": features_extractor_class})
+
+
+MlpPolicy = CIRPolicy
+
+
+class CnnPolicy(ForImages, CIRPolicy):
+    """:class:`CIRPolicy` for images."""
+
+
+class MultiInputPolicy(ForDicts, CIRPolicy):
+    """:class:`CIRPolicy` for Dict observations."""
+
+
+class SMRCnnPolicy(ForImages, SMRPolicy):
+    """:class:`SMRPolicy` for images."""
+
+
+class SMRMultiInputPolicy(ForDicts, SMRPolicy):
+    """:class:`SMRPolicy` for Dict observations."""
+
+
+def check_action_space(space: spaces.Space[Any]) -> None:
+    """
+    Refuse a space that no squashed Gaussian can act in.
+
+    :param space: Action space
+    :raises ValueError: If it is a Box of integers or without an axis, or if a bound leaves no room.
+    """
+    if not isinstance(space, spaces.Box):
+        return  # SB3 has a sentence of its own.
+    if not np.issubdtype(space.dtype, np.floating):
+        raise ValueError(f"The action space is a Box of {space.dtype}: it must be one of floats, such as float32.")
+    if space.shape == ():
+        raise ValueError("The action space is a Box of shape (): it must have an axis, as shape (1,) has.")
+    for place in zip(*np.where(~(space.low < space.high)), strict=True):
+        dimension = ", ".join(map(str, place))
+        raise ValueError(
+            f"The action space is a Box with low={space.low[place]} and high={space.high[place]} in dimension {dimension}: "
+            "low must be below high, so leave out a dimension in which there is nothing to choose."
+        )

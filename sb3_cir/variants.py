@@ -77,6 +77,7 @@ VARIANTS: dict[str, Variant] = {
 METHODS: dict[str, str] = {
     "cir": "CIR",
     "sac": "SAC",
+    "sac_smr": "SAC of CIR's authors",
     "sac_tanh": "SAC+Tanh",
     "sac_tanh_norm": "SAC+Tanh+Norm",
     "simba": "SimBa (UTD)",

@@ -24,9 +24,11 @@ from sb3_cir.callbacks import Checkpoint
 from sb3_cir.checkpoint import Resumable, is_checkpoint
 from sb3_cir.cir import CIR
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.smr import SMR
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {
     "cir": CIR,
+    "sac_smr": SMR,
     "sac_tanh": SACTanh,
     "sac_tanh_norm": SACTanhNorm,
     "simba": SimBa,
@@ -35,6 +37,9 @@ ALGOS: dict[str, type[BaseAlgorithm]] = {
 OFF_DYNAMICS: dict[str, type[BaseAlgorithm]] = {"odrl_sac": TwoDomainSAC, "darc": DARC, "par": PAR}
 ALGOS |= OFF_DYNAMICS
 REPLAY_BUFFERS = (TwoDomainReplayBuffer, DeviceReplayBuffer, RecencyReplayBuffer, RecencyDictReplayBuffer)
+
+# Whose yaml an algorithm has that has no settings of its own.
+YAML_OF = {"sac_tanh": "sac_smr", "sac_tanh_norm": "sac_smr", "simba_smr": "simba"}
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -65,7 +70,7 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
     for algo in ("simba", "simba_smr"):
         samplers[algo], converters[algo] = sample_simba_params, convert_simba_params
-    for algo in ("sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
+    for algo in ("sac_smr", "sac_tanh", "sac_tanh_norm", *OFF_DYNAMICS):
         samplers[algo], converters[algo] = samplers["sac"], converters["sac"]
 
 
@@ -82,9 +87,9 @@ def _with_our_yaml(init: Method) -> Method:
 
     def amended(*args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
-        ours, theirs = (place / f"{arguments['algo']}.yml" for place in (HYPERPARAMS, zoo_folder / "hyperparams"))
-        env_id = arguments["env_id"]
-        is_ours = arguments["algo"] in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        algo, env_id = arguments["algo"], arguments["env_id"]
+        ours, theirs = HYPERPARAMS / f"{YAML_OF.get(algo, algo)}.yml", zoo_folder / "hyperparams" / f"{algo}.yml"
+        is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
         if arguments.get("config") is None and is_ours:
             arguments["config"] = str(ours)
         init(**arguments)

@@ -1,7 +1,10 @@
 """The update compiled, and in bfloat16: the same numbers, and what happens where it cannot be."""
 
 import copy
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from small import changed, small, weights
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
-from sb3_cir import CIR, cir
+from sb3_cir import CIR, update
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile on a CPU needs a C++ compiler"
@@ -26,7 +29,7 @@ def test_compiled_update_equals_the_authors(monkeypatch: pytest.MonkeyPatch, tmp
     model = test_parity.build(reference, compile=True)
     test_parity.inject(monkeypatch, model, reference)
     model.train(gradient_steps=1, batch_size=reference.meta["batch_size"])
-    assert model._compiling
+    assert model._losses.compiling
     for name, value in test_parity.read_weights(model, reference).items():
         np.testing.assert_allclose(value, reference[f"after/{name}"], err_msg=name, **test_parity.TOLERANCE)
 
@@ -47,7 +50,7 @@ def test_compiled_equals_eager_on_cuda() -> None:
         for _ in range(10):
             model.train(gradient_steps=1, batch_size=16)
         models.append(model)
-    assert models[1]._compiling
+    assert models[1]._losses.compiling
     eager, compiled = map(weights, models)
     for name, value in eager.items():
         np.testing.assert_allclose(compiled[name].cpu(), value.cpu(), err_msg=name, rtol=0, atol=1e-4)
@@ -72,6 +75,111 @@ def test_falls_back_with_one_warning() -> None:
     assert changed(before, model) == set(before)
 
 
+def test_falls_back_where_warnings_are_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """``python -W error`` does not end a run that goes on uncompiled."""
+    model = small("Pendulum-v1", compile=True, policy_kwargs=dict(features_extractor_class=Opaque))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(30)
+    assert model._n_updates == 20
+    assert capsys.readouterr().err.count("could not be compiled") == 1
+
+
+def test_a_hook_on_a_parameter_is_noticed() -> None:
+    """W&B's ``watch()`` registers such hooks. Compiled, a critic's is called with None in the actor's step."""
+    model = small("Pendulum-v1", compile=True)
+    norms: list[th.Tensor] = []
+    for parameter in model.policy.parameters():
+        parameter.register_hook(lambda gradient: norms.append(gradient.data.norm()))
+    with pytest.warns(UserWarning, match="could not be compiled and runs without .a hook was registered on a parameter"):
+        model.learn(30)
+    assert len(norms) > 20
+
+
+def fails_once(error: Exception) -> type[th.autograd.Function]:
+    """The identity, whose first backward pass fails."""
+    errors = [error]
+
+    class Identity(th.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: th.Tensor) -> th.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: th.Tensor) -> th.Tensor:
+            if errors:
+                raise errors.pop()
+            return gradient
+
+    return Identity
+
+
+def test_an_error_in_the_backward_pass_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weights of a run that never compiled: the step is made once, with whole gradients."""
+    eager, other = (small("Pendulum-v1", compile=False, learning_starts=1000).learn(30) for _ in range(2))
+    identity = fails_once(RuntimeError("no backward pass"))
+
+    def compiled(self: update.Losses, loss: update.Loss) -> update.Loss:
+        self._compiled[loss.__name__] = loss
+
+        def call(*args: object) -> tuple[th.Tensor, th.Tensor]:
+            value, kept = loss(*args)
+            return identity.apply(value), kept
+
+        return call
+
+    monkeypatch.setattr(update.Losses, "_compile", compiled)
+    other._losses.compiling = True
+    for model in (eager, other):
+        model.set_logger(configure(None, []))
+        th.manual_seed(0)
+        np.random.seed(0)
+    eager.train(gradient_steps=2, batch_size=16)
+    th.manual_seed(0)
+    np.random.seed(0)
+    with pytest.warns(UserWarning, match="runs without .RuntimeError: no backward pass"):
+        other.train(gradient_steps=2, batch_size=16)
+    assert all(th.equal(value, weights(other)[name]) for name, value in weights(eager).items())
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_more_models_than_torch_compiles_one_function_for() -> None:
+    """All in one process, as a grid or a test suite makes them. Each has its own sizes, so that none serves another."""
+    limit = th._dynamo.config.recompile_limit
+    models = [small("Pendulum-v1", compile=True, policy_kwargs=dict(net_arch=[4 + n] * 2)) for n in range(limit + 1)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in models:
+            th._dynamo.utils.counters.clear()
+            model.learn(21)
+            assert model._losses.compiling
+            assert th._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+
+
+SPACED = """
+import warnings
+warnings.simplefilter("error")
+from small import small
+model = small("Pendulum-v1", compile=True, verbose=1).learn(22)
+assert model._losses.compiling
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_temporary_folder_with_a_space(tmp_path: Path) -> None:
+    """The compiler is called all the same, and the user is told of the wait before it."""
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    environment |= {"TMPDIR": str(folder), "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+    command = [sys.executable, "-c", SPACED]
+    result = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Compiling the update: the first one takes up to two minutes.") == 1
+
+
 @pytest.mark.parametrize(
     ("n_steps", "kwargs", "worth"),
     [
@@ -92,7 +200,7 @@ def test_what_is_worth_compiling(n_steps: int, kwargs: dict, worth: bool) -> Non
 
 
 def test_auto_leaves_a_short_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cir, "compiled", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(update.Losses, "_compile", lambda *_: pytest.fail("compiled"))
     model = small("Pendulum-v1").learn(30)
     assert model.compile == "auto"
     assert model._n_updates == 20

@@ -17,7 +17,7 @@ def layer_norm(x: np.ndarray) -> np.ndarray:
 
 
 def avg_r_norm(x: np.ndarray) -> np.ndarray:
-    """Eq. 3."""
+    """Eq. 6."""
     return C * x / np.abs(x).mean(axis=-1, keepdims=True)
 
 
@@ -37,7 +37,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-# Eq. 4 of each label, of ``x = Linear(o)``; ``ln`` is LayerNorm with its weight and bias.
+# Eq. 7 of each label, of ``x = Linear(o)``; ``ln`` is LayerNorm with its weight and bias.
 INPUT = {
     "CIR": lambda x, ln: np.tanh(avg_r_norm(ln(x))),
     "NoTanh": lambda x, ln: avg_r_norm(ln(x)),
@@ -66,7 +66,7 @@ SUM = {
 
 
 def q_value(network: UShapeCritic, label: str, observations: np.ndarray, critic: int) -> np.ndarray:
-    """Eq. 4 to 6 with the elus that the paper omits "for clarity"."""
+    """Eq. 7 to 9 with the elus that the paper omits "for clarity"."""
     weights = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
@@ -134,7 +134,7 @@ def test_network_gradients(network: UShapeCritic, observations: th.Tensor) -> No
 
 @pytest.mark.parametrize("label", INPUT, indirect=True)
 def test_constraint(network: UShapeCritic, label: str, observations: th.Tensor) -> None:
-    """Eq. 4 alone, with its gradient."""
+    """Eq. 7 alone, with its gradient."""
     weights = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
 
     def ln(x: np.ndarray) -> np.ndarray:

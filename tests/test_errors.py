@@ -11,7 +11,8 @@ from small import small
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
-from sb3_cir import envs
+from sb3_cir import CIR, envs
+from sb3_cir.baselines import SMR, SimBa
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -25,7 +26,11 @@ BOX = spaces.Box(-1, 1, (2,))
         (dict(sample_reuse=0), "sample_reuse=0: it must be a whole number of at least 1"),
         (dict(sample_reuse=1.5), r"sample_reuse=1\.5: it must be a whole number of at least 1"),
         (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 16]))), r"net_arch\['qf'\]=\[8, 16\] has unequal widths"),
-        (dict(policy_kwargs=dict(net_arch=[8, 16])), r"net_arch\['qf'\]=\[8, 16\] has unequal widths"),
+        (
+            dict(policy_kwargs=dict(net_arch=[8, 16])),
+            r"net_arch\['qf'\]=\[8, 16\] has unequal widths: .* Write "
+            r"policy_kwargs=dict\(net_arch=dict\(pi=\[8, 16\], qf=\[16, 16\]\)\)\.",
+        ),
         (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[]))), r"net_arch\['qf'\] is empty"),
         (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),
         (dict(policy_kwargs=dict(avg_r_norm_coef=0.0)), r"avg_r_norm_coef=0\.0: it must be positive"),
@@ -72,6 +77,21 @@ def test_action_space_that_is_no_box(space: spaces.Space) -> None:
 def test_infinite_action_bounds() -> None:
     with pytest.raises(AssertionError, match="action space must have a finite lower and upper bound"):
         small(Faulty("", 0, 0, action_space=spaces.Box(-np.inf, np.inf, (2,))))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Box(0, 3, (2,), dtype=np.int64), "a Box of int64: it must be one of floats"),
+        (spaces.Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32)), r"low=2\.0 and high=2\.0 in dimension 1:"),
+        (spaces.Box(-1, 1, ()), r"a Box of shape \(\): it must have an axis"),
+    ],
+    ids=["integers", "no room", "no axis"],
+)
+@pytest.mark.parametrize("model_class", [CIR, SMR, SimBa])
+def test_box_that_no_gaussian_acts_in(model_class: type, space: spaces.Box, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        model_class("MlpPolicy", Faulty("", 0, 0, action_space=space), buffer_size=10)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

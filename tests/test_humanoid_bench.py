@@ -98,6 +98,12 @@ def test_hyperparameters_are_the_papers():
         assert of_task["env_wrapper"] == "sb3_cir.envs.paper_protocol"
 
 
+@pytest.mark.parametrize("env_id", ["h1-push-v0", "h1-kitchen-v0", "h1hand-walk-v0", "h1strong-cabinet-v0", "g1-run-v0"])
+def test_hyperparameters_of_tasks_that_the_paper_does_not_have(env_id):
+    """The paper's λ on HumanoidBench, not that of dm_control."""
+    assert yaml.safe_load((HYPERPARAMS / "cir.yml").read_text())[env_id]["convex_coef"] == 1.0
+
+
 def test_repair_drops_exactly_the_fields_that_the_installed_mujoco_lacks():
     pytest.importorskip("mujoco")
     sizes = {

@@ -138,12 +138,15 @@ def build(reference: Reference, **kwargs) -> CIR:
 
 
 def inject(monkeypatch: pytest.MonkeyPatch, model: CIR, reference: Reference) -> None:
-    """Make sampling give the file's batch in order and the recorded noise, of each reuse the next action's first."""
+    """
+    Make sampling give the file's batch in order and the recorded noise, of each reuse the next action's first. What is drawn
+    after the last one goes into the log alone.
+    """
     batch_inds = np.arange(reference.meta["batch_size"])
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: model.replay_buffer._get_samples(batch_inds))
     pairs = zip(reference.tensor("noise/next_action"), reference.tensor("noise/action"), strict=True)
     noise = iter([draw for pair in pairs for draw in pair])
-    monkeypatch.setattr(th, "randn_like", lambda like: next(noise).to(like.device))
+    monkeypatch.setattr(th, "randn_like", lambda like: next(noise, th.zeros_like(like)).to(like.device))
 
 
 @pytest.fixture(params=FILES, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""SAC+Tanh and SAC+Tanh+Norm: SAC but for the critic's first layer."""
+"""SAC+Tanh and SAC+Tanh+Norm: the authors' SAC but for the critic's first layer."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch as th
 from stable_baselines3 import SAC
 from torch.nn import functional as F
 
-from sb3_cir.baselines import SACTanh, SACTanhNorm
+from sb3_cir.baselines import SMR, SACTanh, SACTanhNorm, SACTanhNormPolicy, SACTanhPolicy
 
 
 def build(model_class: type[SAC], **policy_kwargs: Any) -> SAC:
@@ -39,9 +39,9 @@ def test_equation(model_class: type[SAC]) -> None:
 
 
 @pytest.mark.parametrize("model_class", [SACTanh, SACTanhNorm])
-def test_all_else_is_sac(model_class: type[SAC]) -> None:
+def test_all_else_is_the_authors_sac(model_class: type[SAC]) -> None:
     """Down to the same first weights: tanh in place of ReLU draws nothing."""
-    theirs, ours = (dict(build(each).policy.named_parameters()) for each in (SAC, model_class))
+    theirs, ours = (dict(build(each).policy.named_parameters()) for each in (SMR, model_class))
     added = ours.keys() - theirs.keys()
     assert all(th.equal(theirs[name], ours[name]) for name in theirs)
     layer_norms = {
@@ -61,6 +61,22 @@ def test_save_and_load(model_class: type[SAC], tmp_path: Path) -> None:
     policy = type(model.policy).load(tmp_path / "policy.pth")
     observations, actions = th.randn(5, 3), th.rand(5, 1)
     assert th.equal(policy.critic(observations, actions)[1], loaded.critic(observations, actions)[1])
+
+
+def test_defaults() -> None:
+    for model_class in (SACTanh, SACTanhNorm):
+        model = model_class("MlpPolicy", "Pendulum-v1", buffer_size=10, device="cpu")
+        assert model.policy.net_arch == dict(pi=[512, 512], qf=[512, 512])
+        assert (model.learning_starts, model.gradient_steps, model.sample_reuse) == (2_500, 1, 1)
+
+
+@pytest.mark.parametrize("policy", [SACTanhPolicy, SACTanhNormPolicy])
+def test_in_sb3s_sac(policy: type) -> None:
+    """The other reading of the paper: SB3's update, SB3's actor, SB3's sizes, which are those of the SimBa authors' SAC."""
+    model = SAC(policy, "Pendulum-v1", learning_starts=20, buffer_size=50, device="cpu").learn(22)
+    assert type(model.actor) is type(SAC("MlpPolicy", "Pendulum-v1", buffer_size=1).actor)
+    assert model.critic.qf0[0].out_features == 256
+    assert sum(isinstance(layer, th.nn.Tanh) for layer in model.critic.modules()) == 2
 
 
 def test_coef() -> None:

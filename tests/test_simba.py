@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import ConstantSchedule
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from torch import nn
 from torch.nn import functional as F
 
@@ -148,6 +150,56 @@ def test_statistics_with_several_environments() -> None:
 
 
 @pytest.mark.parametrize("model_class", [SimBa, SAC])
+def test_a_forward_pass_moves_no_statistics(model_class: type[BaseAlgorithm], tmp_path: Path) -> None:
+    """Of a freshly loaded actor too, with gradients on; so that it can be traced."""
+    model = build(model_class, "MlpPolicy" if model_class is SimBa else SimbaPolicy).learn(40)
+    model.save(tmp_path / "model.zip")
+    loaded = model_class.load(tmp_path / "model.zip", device="cpu")
+    before = copy.deepcopy(statistics(loaded).state_dict())
+    observations = 100 * th.randn(16, 3)
+    loaded.actor(observations)
+    loaded.actor.action_log_prob(observations)
+    loaded.critic(observations, th.zeros(16, 1))
+    assert all(th.equal(before[name], value) for name, value in statistics(loaded).state_dict().items())
+
+    class Deterministic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.actor = loaded.actor
+
+        def forward(self, observations: th.Tensor) -> th.Tensor:
+            return self.actor(observations, deterministic=True)
+
+    traced = th.jit.trace(Deterministic(), observations)
+    assert th.equal(traced(observations), loaded.actor(observations, deterministic=True))
+
+
+def test_a_monstrous_entry_spoils_no_statistics() -> None:
+    norm = RSNorm(spaces.Box(-np.inf, np.inf, (3,)))
+    observations = th.randn(100, 3)
+    norm.update(observations)
+    monstrous = th.randn(2, 3)
+    monstrous[1, 2] = -3e38
+    with pytest.warns(UserWarning, match=r"an observation has -3e\+38 in entry 2"):
+        norm.update(monstrous)
+    exact = th.cat([observations, monstrous[:1]]).double()
+    np.testing.assert_allclose(norm.var, exact.var(dim=0, correction=0), rtol=1e-6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        norm.update(monstrous[1:])
+    assert norm.count == 101
+
+
+def test_statistics_of_a_dict() -> None:
+    norm = RSNorm(spaces.Dict(a=spaces.Box(-1, 1, ()), b=spaces.Box(-1, 1, (2, 2))))
+    observations = dict(a=th.randn(50), b=th.randn(50, 2, 2))
+    norm.update(observations)
+    flat = th.cat([observations["a"][:, None], observations["b"].flatten(1)], dim=1)
+    np.testing.assert_allclose(norm.mean, flat.double().mean(dim=0), atol=1e-7)
+    assert norm(observations).shape == (50, 5)
+
+
+@pytest.mark.parametrize("model_class", [SimBa, SAC])
 def test_statistics_are_frozen_in_evaluation(model_class: type[BaseAlgorithm]) -> None:
     model = build(model_class, "MlpPolicy" if model_class is SimBa else SimbaPolicy).learn(40)
     before = copy.deepcopy(statistics(model).state_dict())
@@ -172,7 +224,7 @@ def test_save_and_load(model_class: type[SimBa], tmp_path: Path) -> None:
     loaded = model_class.load(tmp_path / "model.zip", env=gym.make("Pendulum-v1"))
     for name, value in model.policy.state_dict().items():
         assert th.equal(value, loaded.policy.state_dict()[name]), name
-    for name in ("gamma", "target_entropy", "gradient_steps", "sample_reuse", "convex_coef"):
+    for name in ("gamma", "target_entropy", "gradient_steps", "sample_reuse"):
         assert getattr(model, name) == getattr(loaded, name)
     assert loaded.critic.n_critics == 1
     assert loaded.critic_target.features_extractor is statistics(loaded)
@@ -201,7 +253,6 @@ def test_update(episodic: bool) -> None:
     for network in (hand.actor, hand.critic):
         network.optimizer = th.optim.AdamW(network.parameters(), lr=1e-4, weight_decay=1e-2)
     hand.set_training_mode(True)
-    statistics(model).from_batches = hand.actor.features_extractor.from_batches = False
     batch = model.replay_buffer._get_samples(np.arange(16))
 
     th.manual_seed(7)
@@ -278,6 +329,33 @@ def test_episode_steps() -> None:
     assert episode_steps(unlimited) == 500
 
 
+class TakesNoIndex(VecEnvWrapper):
+    """As the adapters of some simulators, which are one batch and no list of environments."""
+
+    def __init__(self, venv: VecEnv, knows_spec: bool):
+        self.knows_spec = knows_spec
+        super().__init__(venv)
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        if indices is not None:
+            len(indices)
+        if not self.knows_spec:
+            raise AttributeError(attr_name)
+        return super().get_attr(attr_name)
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        return self.venv.step_wait()
+
+
+@pytest.mark.parametrize(("knows_spec", "gamma"), [(True, 1 - 5 / 200), (False, 0.99)])
+def test_gamma_where_attributes_take_no_index(knows_spec: bool, gamma: float) -> None:
+    env = TakesNoIndex(make_vec_env("Pendulum-v1"), knows_spec)
+    assert build(env=env, seed=None).gamma == gamma
+
+
 def test_dm_control() -> None:
     pytest.importorskip("dm_control", reason="needs the dm-control extra")
     from sb3_cir import envs
@@ -296,15 +374,12 @@ def test_bad_arguments() -> None:
         build(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 16])))
     with pytest.raises(ValueError, match=r"net_arch\['pi'\]=\[\]: SimBa needs one width"):
         build(policy_kwargs=dict(net_arch=dict(pi=[], qf=[8])))
-    dictionary = spaces.Dict(x=spaces.Box(-1, 1, (2,)))
-    with pytest.raises(ValueError, match="RSNorm takes a Box, not Dict: flatten it"):
-        SimbaPolicy(dictionary, spaces.Box(-1, 1, (1,)), ConstantSchedule(1e-4))
 
 
 def test_in_sac(tmp_path: Path) -> None:
-    """The actor's batches make the statistics: one of 16 for each of 20 updates."""
+    """The batches make the statistics: 16 observations and as many next ones for each of 20 updates."""
     model = build(SAC, SimbaPolicy).learn(40)
-    assert statistics(model).count == 20 * 16
+    assert statistics(model).count == 20 * 2 * 16
     before = [parameter.clone() for parameter in model.policy.parameters()]
     model.learn(5, reset_num_timesteps=False)
     assert not any(th.equal(old, new) for old, new in zip(before, model.policy.parameters(), strict=True))
@@ -323,7 +398,7 @@ def test_in_tqc(tmp_path: Path) -> None:
     model.policy.set_training_mode(False)
     by_hand = model.critic.q_networks[1](th.cat([statistics(model)(observations), actions], dim=1))
     np.testing.assert_allclose(model.critic(observations, actions)[:, 1].detach(), by_hand.detach(), atol=1e-6)
-    assert statistics(model).count == 20 * 16
+    assert statistics(model).count == 20 * 2 * 16
     model.save(tmp_path / "model.zip")
     loaded = tqc.load(tmp_path / "model.zip")
     for name, value in model.policy.state_dict().items():

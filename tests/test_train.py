@@ -134,6 +134,7 @@ def test_logged_keys() -> None:
         "ent_coef_loss",
         "q_mean",
         "q_abs_max",
+        "q_gain",
         "critic_grad_norm",
         "actor_grad_norm",
         "input_saturation",

@@ -14,6 +14,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir import CIR
+from sb3_cir.baselines import SMR, SimBa
 from sb3_cir.envs.tasks import DMC_EASY_MEDIUM, DMC_HARD, HUMANOID_BENCH, HUMANOID_BENCH_WIDER, dmc_id, humanoid_bench_id
 from sb3_cir.variants import METHODS, VARIANTS, arguments, as_zoo_params, main, zoo_command
 
@@ -44,7 +45,7 @@ def test_names() -> None:
 @pytest.mark.parametrize("algo", METHODS)
 def test_yaml(algo: str) -> None:
     """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
-    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{algo}.yml").read_text())
+    hyperparams = yaml.safe_load((zoo.HYPERPARAMS / f"{zoo.YAML_OF.get(algo, algo)}.yml").read_text())
     for task in (*DMC_EASY_MEDIUM, *DMC_HARD):
         entry = dict(hyperparams[dmc_id(task)])
         assert entry.pop("n_timesteps") == (250_000 if task in DMC_EASY_MEDIUM else 500_000)
@@ -53,7 +54,10 @@ def test_yaml(algo: str) -> None:
     model_class = zoo.ALGOS.get(algo, SAC)
     model = model_class(env="Pendulum-v1", device="cpu", **entry | dict(buffer_size=10))
     updates = model.gradient_steps * getattr(model, "sample_reuse", 1)
-    assert updates == 2
+    assert updates == (1 if issubclass(model_class, SMR) and not issubclass(model_class, (CIR, SimBa)) else 2)
+    if "sac_" in algo:
+        assert model.learning_starts == 2_500
+        assert model.policy.net_arch == dict(pi=[512, 512], qf=[512, 512])
     if "simba" in algo:
         assert model.critic.n_critics == 1
 
@@ -67,7 +71,8 @@ def test_yaml_of_other_peoples_algorithm() -> None:
     assert config("sac", "Pendulum-v1") == theirs / "sac.yml"
     assert config("sac", "CartPole-v1") == theirs / "sac.yml"
     assert config("tqc", "dm_control/cartpole-balance-v0") == theirs / "tqc.yml"
-    assert config("simba", "CartPole-v1") == ours / "simba.yml"
+    assert config("simba", "CartPole-v1") == config("simba_smr", "CartPole-v1") == ours / "simba.yml"
+    assert config("sac_tanh", "Pendulum-v1") == config("sac_tanh_norm", "Pendulum-v1") == ours / "sac_smr.yml"
     assert config("sac", "dm_control/cartpole-balance-v0", config="mine.yml") == Path("mine.yml")
 
 

@@ -2,22 +2,20 @@
 
 from typing import Any, ClassVar
 
-from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.sac.policies import SACPolicy
 from torch import nn
-from typing_extensions import Self
 
-from sb3_cir.archive import PlainArchive
-from sb3_cir.checks import CheckedRollouts
 from sb3_cir.networks import AvgRNorm
+from sb3_cir.policies import ForDicts, ForImages, SMRPolicy
+from sb3_cir.smr import SMR
 
 
 class SACTanhPolicy(SACPolicy):
     """
-    SAC's policy with tanh in place of the activation after the critic's first linear layer: ``z = tanh(Linear(o))``. The
-    layers behind it and the actor are as they were.
+    SB3's policy for SAC with tanh in place of the activation after the critic's first linear layer: ``z = tanh(Linear(o))``.
+    The layers behind it and the actor are as they were. Its place is SB3's own SAC, see :class:`SACTanh`.
 
     :raises ValueError: If the critic has no hidden layer.
     """
@@ -34,7 +32,7 @@ class SACTanhPolicy(SACPolicy):
         for q_network in critic.q_networks:
             assert isinstance(q_network, nn.Sequential)
             if len(q_network) < 3:
-                raise ValueError("net_arch['qf'] is empty: there is no first layer to constrain, e.g. qf=[256, 256].")
+                raise ValueError("net_arch['qf'] is empty: there is no first layer to constrain, e.g. qf=[512, 512].")
             first = q_network[0]
             assert isinstance(first, nn.Linear)
             q_network[1] = self.constraint(first.out_features).to(self.device)
@@ -43,7 +41,7 @@ class SACTanhPolicy(SACPolicy):
 
 class SACTanhNormPolicy(SACTanhPolicy):
     """
-    The same with CIR's whole constraint (Eq. 4): ``z = tanh(AvgRNorm(LayerNorm(Linear(o))))``.
+    The same with CIR's whole constraint (Eq. 7): ``z = tanh(AvgRNorm(LayerNorm(Linear(o))))``.
 
     :param avg_r_norm_coef: c of AvgRNorm
     """
@@ -59,23 +57,58 @@ class SACTanhNormPolicy(SACTanhPolicy):
         return {**super()._get_constructor_parameters(), "avg_r_norm_coef": self.avg_r_norm_coef}
 
 
-class SACTanh(CheckedRollouts, PlainArchive, SAC):
+class SMRTanhPolicy(SACTanhPolicy, SMRPolicy):
+    """:class:`SACTanhPolicy` at the size of the authors' SAC (512, 512) and with its actor."""
+
+
+class SMRTanhCnnPolicy(ForImages, SMRTanhPolicy):
+    """:class:`SMRTanhPolicy` for images."""
+
+
+class SMRTanhMultiInputPolicy(ForDicts, SMRTanhPolicy):
+    """:class:`SMRTanhPolicy` for Dict observations."""
+
+
+class SMRTanhNormPolicy(SACTanhNormPolicy, SMRPolicy):
+    """:class:`SACTanhNormPolicy` at the size of the authors' SAC (512, 512) and with its actor."""
+
+
+class SMRTanhNormCnnPolicy(ForImages, SMRTanhNormPolicy):
+    """:class:`SMRTanhNormPolicy` for images."""
+
+
+class SMRTanhNormMultiInputPolicy(ForDicts, SMRTanhNormPolicy):
+    """:class:`SMRTanhNormPolicy` for Dict observations."""
+
+
+class SACTanh(SMR):
     """
-    SAC+Tanh: SB3's SAC with :class:`SACTanhPolicy`. Arguments are SAC's; the only policy is "MlpPolicy".
+    SAC+Tanh: the authors' own SAC (:class:`SMR` at its defaults) with tanh in place of the first ReLU of each critic.
 
     The paper says "we constrain the initial representations in SAC with vanilla Tanh" and gives neither the code nor the
-    sizes. Here tanh replaces the first ReLU of each critic. Algorithm and optimiser are SB3's, so what the authors' SAC does
-    otherwise is left out: its exact log-probability, and mean squared errors without the factor 0.5.
+    sizes. Two readings are at hand:
+
+    - This class: the SAC that the authors released beside CIR, which is likely their base. 512 x 2, 2,500 steps of warm-up,
+      one update a step, exact log-probability, critic loss not halved.
+    - The SAC whose results the paper prints, which are the SimBa authors', with SB3's update: ``SAC(SACTanhPolicy, env,
+      learning_starts=5000, gradient_steps=2)``, 256 x 2.
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SACTanhPolicy}
-
-    def learn(self, *args: Any, **kwargs: Any) -> Self:
-        """Learn; all arguments are SAC's. The run's name for TensorBoard is the class's unless given."""
-        return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": SMRTanhPolicy,
+        "CnnPolicy": SMRTanhCnnPolicy,
+        "MultiInputPolicy": SMRTanhMultiInputPolicy,
+    }
 
 
 class SACTanhNorm(SACTanh):
-    """SAC+Tanh+Norm: SB3's SAC with :class:`SACTanhNormPolicy`. What :class:`SACTanh` says of the original holds here too."""
+    """
+    SAC+Tanh+Norm: the same with CIR's whole constraint. The other reading, as :class:`SACTanh` has it, is
+    ``SAC(SACTanhNormPolicy, env, learning_starts=5000, gradient_steps=2)``.
+    """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SACTanhNormPolicy}
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": SMRTanhNormPolicy,
+        "CnnPolicy": SMRTanhNormCnnPolicy,
+        "MultiInputPolicy": SMRTanhNormMultiInputPolicy,
+    }

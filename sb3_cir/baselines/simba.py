@@ -6,6 +6,7 @@ SimBa: SAC with a network that scales (Lee et al., ICLR 2025, https://arxiv.org/
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -15,70 +16,90 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
-from typing_extensions import Self
 
-from sb3_cir.cir import CIR
-from sb3_cir.policies import CIRActor
+from sb3_cir.policies import CIRActor, ForImages
+from sb3_cir.smr import SMR
 
 # The bounds that the original squeezes the actor's log_std into.
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+
+TensorOrDict = th.Tensor | TensorDict
 
 
 class RSNorm(BaseFeaturesExtractor):
     """
     Running-statistics normalisation: ``(o - mean) / sqrt(var + 1e-8)`` for each entry of a flat observation, with the mean
-    and variance of all observations so far. They are buffers, so they are saved and loaded with the policy.
+    and variance of all observations that were given to :meth:`update`. They are buffers, so they are saved and loaded with the
+    policy. The entries of a Dict stand one after the other.
 
-    :class:`SimBa` updates them once with each observation that it acts on while learning, as the original does. Other
-    algorithms do not know of them; there the batch of each actor update serves (``from_batches``). Otherwise, evaluation
-    above all, they are frozen.
+    A forward pass never moves them. Who calls :meth:`update`: :class:`SimBa` does with each observation that it acts on while
+    learning, as the original does. Other algorithms do not know of it; for them :class:`SimbaActor` does.
 
-    :param observation_space: A Box
-    :raises ValueError: If it is another space.
+    :param observation_space: Observation space
     """
+
+    # float32 cannot hold the square of what is larger, and no simulator means it.
+    LARGEST = 1e18
 
     mean: th.Tensor
     var: th.Tensor
     count: th.Tensor
 
     def __init__(self, observation_space: spaces.Space[Any]):
-        if not isinstance(observation_space, spaces.Box):
-            raise ValueError(
-                f"RSNorm takes a Box, not {type(observation_space).__name__}: flatten it, e.g. sb3_cir.envs.FlatFloat32."
-            )
         size = get_flattened_obs_dim(observation_space)
         super().__init__(observation_space, size)
-        self.from_batches = True
+        self._has_warned = False
         # After a million observations one more moves the mean by less than float32 can hold.
         self.register_buffer("mean", th.zeros(size, dtype=th.float64))
         self.register_buffer("var", th.ones(size, dtype=th.float64))
         self.register_buffer("count", th.zeros((), dtype=th.float64))
 
     @th.no_grad()
-    def update(self, observations: th.Tensor) -> None:
+    def update(self, observations: TensorOrDict) -> None:
         """
-        Add observations to the statistics (Chan et al.'s formula for merging variances).
+        Add observations to the statistics (Chan et al.'s formula for merging variances). One with an entry beyond
+        :attr:`LARGEST` is left out, with one warning: it would make the variance of this entry useless for good.
 
-        :param observations: ``(batch, ...)``
+        :param observations: ``(batch, ...)``, or a dict of such
         """
-        x = observations.flatten(start_dim=1).to(self.mean.dtype)
+        x = self._without_outliers(_flatten(observations)).to(self.mean.dtype)
+        if len(x) == 0:
+            return
         self.count += len(x)
         share = len(x) / self.count
         delta = x.mean(dim=0) - self.mean
         self.var += share * (x.var(dim=0, correction=0) - self.var + (1 - share) * delta.square())
         self.mean += share * delta
 
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        # Of all passes of SAC's or TQC's train(), only the actor's with the batch itself has gradients here: the critics
-        # share this module, and SB3 then runs it without.
-        if self.training and self.from_batches and th.is_grad_enabled():
-            self.update(observations)
-        mean, std = self.mean.to(observations.dtype), (self.var + 1e-8).sqrt().to(observations.dtype)
-        return (observations.flatten(start_dim=1) - mean) / std
+    def _without_outliers(self, x: th.Tensor) -> th.Tensor:
+        too_large = x.abs() > self.LARGEST
+        if not too_large.any():
+            return x
+        row, entry = too_large.nonzero()[0].tolist()
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"RSNorm: an observation has {x[row, entry].item():g} in entry {entry}. It is left out of the running mean "
+                f"and variance, and so are all others with an entry beyond {self.LARGEST:g}.",
+                stacklevel=3,
+            )
+        return x[~too_large.any(dim=1)]
+
+    def forward(self, observations: TensorOrDict) -> th.Tensor:
+        x = _flatten(observations)
+        mean, std = self.mean.to(x.dtype), (self.var + 1e-8).sqrt().to(x.dtype)
+        return (x - mean) / std
+
+
+def _flatten(observations: TensorOrDict) -> th.Tensor:
+    """Observations as rows, ``(batch, size)``."""
+    if isinstance(observations, dict):
+        return th.cat([_flatten(entry) for entry in observations.values()], dim=1)
+    return observations.reshape(observations.shape[0], -1)
 
 
 def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
@@ -140,14 +161,34 @@ def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Seque
 
 
 class SimbaActor(CIRActor):
-    """SAC's actor with exact log-probability, SimBa's body, and log_std squeezed smoothly into [-10, 2]."""
+    """
+    SAC's actor with exact log-probability, SimBa's body, and log_std squeezed smoothly into [-10, 2].
+
+    Where nothing else gives :class:`RSNorm` its observations (``observes_batches``), those of each batch do on which
+    ``train()`` of SAC or TQC asks for actions with their log-probability: the batch's observations and its next ones.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
+        self.observes_batches = True
         super().__init__(*args, **kwargs)
         self.latent_pi = simba_encoder(self.features_dim, self.net_arch, "pi")
         if not self.use_sde:
             action_dim = get_action_dim(self.action_space)
             self.mu, self.log_std = (_orthogonal(self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
+
+    def action_log_prob(self, obs: PyTorchObs, noise: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
+        if self.training and self.observes_batches:
+            self.observe(obs)
+        return super().action_log_prob(obs, noise)
+
+    def observe(self, obs: PyTorchObs) -> None:
+        """
+        Add observations to the running statistics, if there are any.
+
+        :param obs: ``(batch, ...)``
+        """
+        if isinstance(self.features_extractor, RSNorm):
+            self.features_extractor.update(preprocess_obs(obs, self.observation_space, self.normalize_images))
 
     def get_action_dist_params(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         if self.use_sde:
@@ -207,7 +248,7 @@ class SimbaPolicy(SACPolicy):
     SimBa's network for SAC, and with ``n_quantiles`` for sb3-contrib's TQC: ``SAC(SimbaPolicy, env)``,
     ``TQC(SimbaPolicy, env, policy_kwargs=dict(n_quantiles=25))``. The learning rate is the algorithm's; SimBa's is 1e-4.
 
-    :param observation_space: Observation space, a Box
+    :param observation_space: Observation space; images are for :class:`SimbaCnnPolicy`
     :param action_space: Action space
     :param lr_schedule: Learning rate schedule
     :param net_arch: ``dict(pi=[...], qf=[...])``: for actor and critics the width of each residual block (equal in each
@@ -219,8 +260,7 @@ class SimbaPolicy(SACPolicy):
     :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=0.01)``, on all parameters, as the original's.
     :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
     :param kwargs: What else SB3's ``SACPolicy`` takes
-    :raises ValueError: If the observation space is no Box, if a list of ``net_arch`` is empty or unequal, or if statistics
-        would not be shared.
+    :raises ValueError: If a list of ``net_arch`` is empty or unequal, or if statistics would not be shared.
     """
 
     def __init__(
@@ -256,6 +296,8 @@ class SimbaPolicy(SACPolicy):
         super()._build(lr_schedule)
         if isinstance(self.actor.features_extractor, RSNorm):
             self.critic_target.features_extractor = self.actor.features_extractor
+        # Only train() puts it into training mode, where batches may move the statistics.
+        self.set_training_mode(False)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         return SimbaActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
@@ -266,24 +308,16 @@ class SimbaPolicy(SACPolicy):
             return SimbaCritic(**kwargs).to(self.device)
         return SimbaQuantileCritic(**kwargs, n_quantiles=self.n_quantiles).to(self.device)
 
-    def observe(self, obs: np.ndarray) -> None:
-        """
-        Add observations to the running statistics, if there are any, and let batches add none from now on.
-
-        :param obs: ``(n_envs, ...)``
-        """
-        if isinstance(self.actor.features_extractor, RSNorm):
-            self.actor.features_extractor.from_batches = False
-            observations = preprocess_obs(self.obs_to_tensor(obs)[0], self.observation_space, self.normalize_images)
-            assert isinstance(observations, th.Tensor)
-            self.actor.features_extractor.update(observations)
-
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
             **super()._get_constructor_parameters(),
             "n_quantiles": self.n_quantiles,
             "share_features_extractor": self.share_features_extractor,
         }
+
+
+class SimbaCnnPolicy(ForImages, SimbaPolicy):
+    """:class:`SimbaPolicy` for images: ``NatureCNN`` in the place of :class:`RSNorm`. The original has none."""
 
 
 def horizon_discount(n_steps: float) -> float:
@@ -302,28 +336,39 @@ def episode_steps(env: VecEnv) -> float:
     :return: Steps of the agent in an episode that reaches its time limit. Where Gymnasium knows no limit: 500, which is
         dm_control's 1,000 with every action taken twice.
     """
-    spec = env.get_attr("spec", 0)[0]
-    limit = None if spec is None else spec.max_episode_steps
+    spec = _first_attribute(env, "spec")
+    limit = getattr(spec, "max_episode_steps", None)
     if limit is None:
         return 500
-    repeat = env.get_attr("repeat", 0)[0] if env.has_attr("repeat") else 1
-    return float(limit / repeat)
+    return float(limit / (_first_attribute(env, "repeat") or 1))
 
 
-class SimBa(CIR):
+def _first_attribute(env: VecEnv, name: str) -> Any:
+    """
+    :param env: Environments
+    :param name: An attribute
+    :return: That of the first environment, None where there is none. Adapters of simulators that are no list of environments
+        may take no index, have no attributes or raise errors of their own.
+    """
+    try:
+        return env.get_attr(name)[0]
+    except Exception:
+        return None
+
+
+class SimBa(SMR):
     """
     SimBa with SAC, at the original's hyperparameters for all its benchmarks.
 
-    Built on :class:`CIR` for its loop (reuse of batches, checks of what the environment gives, logging) and its target,
-    which at λ = 1 is that of clipped double Q-learning. Otherwise it follows the original code: in each update actor,
-    temperature, critics, target critics, each with what the one before has become.
+    The loss and target of :class:`SMR`, in the original's order: in each update actor, temperature, critics, target critics,
+    each with what the one before has become.
 
     Left out: JAX's compilation and mixed precision. Different: n-step returns and the rescaling of actions are SB3's, and the
     statistics have the very first observation of the run too.
 
-    Arguments not named here are SAC's, by keyword.
+    Arguments not named here are :class:`SMR`'s, by keyword.
 
-    :param policy: "MlpPolicy" or a policy class
+    :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature
     :param episodic: Whether episodes can end otherwise than by a time limit. If so there are two critics and the minimum
@@ -336,9 +381,11 @@ class SimBa(CIR):
     :param target_entropy: "auto" is minus HALF the number of actions
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SimbaPolicy}
-    fixed_arguments = ("convex_coef",)
-    policy: SimbaPolicy
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": SimbaPolicy,
+        "CnnPolicy": SimbaCnnPolicy,
+        "MultiInputPolicy": SimbaPolicy,
+    }
 
     def __init__(
         self,
@@ -360,14 +407,13 @@ class SimBa(CIR):
             policy,
             env,
             learning_rate,
-            gamma=gamma,  # type: ignore[arg-type]
+            gamma=gamma,
             gradient_steps=gradient_steps,
             sample_reuse=sample_reuse,
             learning_starts=learning_starts,
             ent_coef=ent_coef,
             target_entropy=target_entropy,
             policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
-            convex_coef=1.0,
             **kwargs,
         )
 
@@ -378,11 +424,14 @@ class SimBa(CIR):
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)
         super()._setup_model()
+        if isinstance(self.actor, SimbaActor):
+            self.actor.observes_batches = False
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         # Only learning comes here, once a step: predict() does not.
-        assert isinstance(self._last_obs, np.ndarray)
-        self.policy.observe(self._last_obs)
+        if isinstance(self.actor, SimbaActor):
+            assert self._last_obs is not None
+            self.actor.observe(self.policy.obs_to_tensor(self._last_obs)[0])
         return super()._sample_action(*args, **kwargs)
 
     def _update(self, batch: ReplayBufferSamples) -> dict[str, th.Tensor]:
@@ -392,23 +441,12 @@ class SimBa(CIR):
         :param batch: Sampled transitions
         :return: Scalars for the logger, on the model's device
         """
-        if self.use_sde:
-            self.actor.reset_noise()
-        scalars = self._update_actor(batch, self._ent_coef())
+        self._reset_sde_noise()
+        scalars = self._update_actor_and_temperature(batch, self._ent_coef())
         scalars |= self._update_critics(batch, self._ent_coef())
+        self._update_target_critics()
         self._copy_running_statistics()
         return scalars
-
-    def _actor_loss(
-        self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None
-    ) -> tuple[th.Tensor, th.Tensor]:
-        actions, log_prob = self._act(batch.observations, noise)
-        smallest_q = self._q_values(self.critic, batch.observations, actions).amin(dim=1)
-        return (ent_coef * log_prob - smallest_q).mean(), log_prob.detach()
-
-    def learn(self, *args: Any, **kwargs: Any) -> Self:
-        """Learn; all arguments are SAC's. The run's name for TensorBoard is the class's unless given."""
-        return super().learn(*args, **{"tb_log_name": type(self).__name__} | kwargs)
 
 
 class SimBaSMR(SimBa):
