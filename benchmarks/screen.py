@@ -34,6 +34,7 @@ from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic
+from sb3_cir.smr import SMR
 
 BATCH = 2000
 NEWEST = 2000
@@ -86,15 +87,36 @@ class PartsPolicy(SimbaPolicy):
         return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef, network=CRITICS[self.critic_body]).to(self.device)
 
 
-class PartsCIR(CIR):
-    """CIR on :class:`PartsPolicy`, which counts each observation that it acts on once in its statistics, as SimBa does."""
+class Observing:
+    """To stand before an algorithm: each observation acted on counts once in RSNorm's statistics, whatever the actor."""
 
+    actor: Actor
     policy: PartsPolicy
+    _last_obs: np.ndarray
+
+    def _setup_model(self) -> None:
+        super()._setup_model()  # type: ignore[misc]
+        if isinstance(self.actor, SimbaActor):
+            self.actor.observes_batches = False
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        assert isinstance(self._last_obs, np.ndarray)
-        self.policy.observe(self._last_obs)
-        return super()._sample_action(*args, **kwargs)
+        statistics = self.actor.features_extractor
+        done_by_simba = isinstance(self, SimBa) and isinstance(self.actor, SimbaActor)
+        if isinstance(statistics, RSNorm) and not done_by_simba:
+            statistics.update(th.as_tensor(self._last_obs))
+        return super()._sample_action(*args, **kwargs)  # type: ignore[misc]
+
+
+class PartsCIR(Observing, CIR):
+    """CIR on :class:`PartsPolicy`."""
+
+
+class PartsSimBa(Observing, SimBa):
+    """SimBa on :class:`PartsPolicy`."""
+
+
+class PartsSimBaSMR(Observing, SimBaSMR):
+    """SimBa with SMR on :class:`PartsPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +130,12 @@ class Arm:
     :param entropy_per_action: Target of the temperature, in nats; None for the algorithm's own
     """
 
-    algorithm: type[CIR]
+    algorithm: type[SMR]
     parts: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     entropy_per_action: float | None = None
 
-    def build(self, env: DummyVecEnv, seed: int, width: int) -> CIR:
+    def build(self, env: DummyVecEnv, seed: int, width: int) -> SMR:
         """
         :param env: The environment
         :param seed: Of the run
@@ -165,15 +187,15 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+lnperplace": _base(dict(critic_body="LNPerPlace")),
     "cir+temp+rsnorm+1critic": _base(dict(n_critics=1)),
     "cir+temp+rsnorm+c1": _base(dict(avg_r_norm_coef=1.0)),
-    "simba": Arm(SimBa),
-    "simba+lr3e-4": Arm(SimBa, {}, dict(learning_rate=3e-4)),
-    "simba+wd0": Arm(SimBa, dict(weight_decay=0.0)),
-    "simba+cir_critic": Arm(SimBa, dict(critic_body="CIR")),
-    "simba+cir_actor": Arm(SimBa, dict(actor_body="cir")),
-    "simba+m2": Arm(SimBaSMR),
-    "simba+2critics": Arm(SimBa, dict(n_critics=2)),
-    "simba+cir_temp": Arm(SimBa, {}, dict(ent_coef="auto"), -1.0),
-    "simba+nonorm": Arm(SimBa, dict(rs_norm=False)),
+    "simba": Arm(PartsSimBa),
+    "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
+    "simba+wd0": Arm(PartsSimBa, dict(weight_decay=0.0)),
+    "simba+cir_critic": Arm(PartsSimBa, dict(critic_body="CIR")),
+    "simba+cir_actor": Arm(PartsSimBa, dict(actor_body="cir")),
+    "simba+m2": Arm(PartsSimBaSMR),
+    "simba+2critics": Arm(PartsSimBa, dict(n_critics=2)),
+    "simba+cir_temp": Arm(PartsSimBa, {}, dict(ent_coef="auto"), -1.0),
+    "simba+nonorm": Arm(PartsSimBa, dict(rs_norm=False)),
 }
 
 
@@ -216,15 +238,15 @@ class Probe(BaseCallback):
         return True
 
     def _on_rollout_start(self) -> None:
-        assert isinstance(self.model, CIR)
+        assert isinstance(self.model, SMR)
         if self.num_timesteps % self.every == 0 and self.num_timesteps > self.model.learning_starts:
             self._look(self.model)
 
     def _on_training_end(self) -> None:
-        assert isinstance(self.model, CIR)
+        assert isinstance(self.model, SMR)
         self._look(self.model)
 
-    def _look(self, model: CIR) -> None:
+    def _look(self, model: SMR) -> None:
         began = time.monotonic()
         model.policy.set_training_mode(False)
         with unchanged_randomness(model.device), th.no_grad():
@@ -239,7 +261,7 @@ class Probe(BaseCallback):
         log.write_whole(self.path, f"# {json.dumps(self.made)}\n{rows}")
         print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
 
-    def _values(self, model: CIR) -> dict[str, float]:
+    def _values(self, model: SMR) -> dict[str, float]:
         assert model.replay_buffer is not None
         batch, newest, last = model.replay_buffer.sample(BATCH), _newest(model, NEWEST), _newest(model, STRETCH)
         obs, actions = batch.observations, batch.actions
@@ -261,7 +283,7 @@ class Probe(BaseCallback):
         )
         return {metric: float(value) for metric, value in values.items()}
 
-    def _parts_of_gain(self, model: CIR) -> dict[str, float]:
+    def _parts_of_gain(self, model: SMR) -> dict[str, float]:
         """
         Of states met right after the last look: a is the action taken then, a' another one by that day's policy, a'' one by
         today's. ``memorised`` is Q(s, a') - Q(s, a): what the critics, which have trained on a since, think of it alone.
@@ -279,7 +301,7 @@ class Probe(BaseCallback):
         self.snapshot = (copy.deepcopy(model.actor), model.replay_buffer.pos)
         return values
 
-    def _evaluate(self, model: CIR) -> dict[str, float]:
+    def _evaluate(self, model: SMR) -> dict[str, float]:
         bias = QBias(model)
         mean, _ = evaluate_policy(model, self.eval_env, n_eval_episodes=EPISODES, callback=bias)
         assert isinstance(mean, float)
@@ -287,12 +309,12 @@ class Probe(BaseCallback):
         return {log.RETURN: mean} | values
 
 
-def _newest(model: CIR, n: int) -> ReplayBufferSamples:
+def _newest(model: SMR, n: int) -> ReplayBufferSamples:
     assert model.replay_buffer is not None
     return _rows(model, max(model.replay_buffer.pos - n, 0), n)
 
 
-def _rows(model: CIR, first: int, n: int) -> ReplayBufferSamples:
+def _rows(model: SMR, first: int, n: int) -> ReplayBufferSamples:
     """Up to ``n`` rows of the replay buffer from the given one on."""
     buffer = model.replay_buffer
     assert buffer is not None

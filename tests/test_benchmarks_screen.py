@@ -11,12 +11,12 @@ pytest.importorskip("dm_control")
 
 from benchmarks import screen
 from benchmarks.__main__ import main
-from sb3_cir import CIR
+from sb3_cir.smr import SMR
 
 TASK = "cartpole-balance"
 
 
-def build(arm: str) -> CIR:
+def build(arm: str) -> SMR:
     return screen.ARMS[arm].build(screen.make_env(TASK), seed=0, width=8)
 
 
@@ -28,7 +28,17 @@ def test_arms_exchange_one_part() -> None:
         assert type(getattr(crossed, name)) is type(getattr(simba, name))
         assert repr(getattr(crossed, other)) == repr(getattr(base, other))
     assert (base.target_entropy, simba.target_entropy, build("cir").target_entropy) == (-0.5, -0.5, -1.0)
-    assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1", "simba")] == [0.3, 1.0, 1.0]
+    assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1")] == [0.3, 1.0]
+
+
+@pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+simba_actor", "simba", "simba+cir_actor"])
+def test_each_observation_counts_once(arm: str) -> None:
+    model = build(arm)
+    model.learning_starts = 10
+    model.learn(20)
+    statistics = model.actor.features_extractor
+    assert statistics.count == 20
+    assert np.allclose(statistics.mean, model.replay_buffer.observations[:20, 0].mean(axis=0), atol=1e-6)
 
 
 def test_gain_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +56,7 @@ def test_gain_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_writes_rows_that_say_how_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_arm = screen.Arm.build
 
-    def early(arm: screen.Arm, *args: object, **kwargs: object) -> CIR:
+    def early(arm: screen.Arm, *args: object, **kwargs: object) -> SMR:
         model = build_arm(arm, *args, **kwargs)  # type: ignore[arg-type]
         model.learning_starts = 20
         return model
