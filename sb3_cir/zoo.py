@@ -24,13 +24,14 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from sb3_cir import methods
-from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs.algorithm import Resumable, resumable
 from sb3_cir.runs.files import checkpoints, is_checkpoint
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {name: methods.algorithm(name) for name in methods.ours()}
+REPLAY_BUFFERS = (TwoDomainReplayBuffer, DeviceReplayBuffer, RecencyReplayBuffer, RecencyDictReplayBuffer)
 
 Method = Callable[..., Any]
 
@@ -330,7 +331,7 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
         name_newest_checkpoint(sys.argv)
     vars(exp_manager)["open"] = _open_utf8
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
-    vars(exp_manager).update(TwoDomainReplayBuffer=TwoDomainReplayBuffer, DeviceReplayBuffer=DeviceReplayBuffer)
+    vars(exp_manager).update({buffer.__name__: buffer for buffer in REPLAY_BUFFERS})
     manager = exp_manager.ExperimentManager
     for name, amended in _METHODS.items():
         method = getattr(manager, name)
