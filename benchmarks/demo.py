@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "small": Size(8_000, SMALL["learning_starts"], SMALL, "about 5 minutes on 2 cores that nothing else uses"),
+    "small": Size(12_000, SMALL["learning_starts"], SMALL, "about 5 minutes on 2 cores that nothing else uses"),
     "paper": Size(5_000, 2_500, {}, "about 10 minutes on 2 cores, and is the first fiftieth of the paper's training"),
 }
 EVAL_EVERY = 1_000
