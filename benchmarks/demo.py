@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.preset import SMALL
 from sb3_cir import CIR, envs
-from sb3_cir.variants import as_zoo_params
+from sb3_cir.methods import as_zoo_params
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
