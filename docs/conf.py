@@ -40,8 +40,8 @@ html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 copybutton_prompt_text = "$ "
 
-# Not in the reference: the start-up hook, and what subclasses HumanoidBench's class.
-PRIVATE = {"sb3_cir.zoo_hook", "sb3_cir.envs.humanoid_env"}
+# Not in the reference: the start-up hook, what subclasses HumanoidBench's class, and where version 0.1 had things.
+PRIVATE = {"sb3_cir.zoo_hook", "sb3_cir.envs.humanoid_env", "sb3_cir.guard", "sb3_cir.checks"}
 MODULE = """
 ## {name}
 
