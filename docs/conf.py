@@ -1,19 +1,30 @@
 """Sphinx: `make docs` builds the pages with warnings as errors."""
 
+import pkgutil
+import re
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+from sphinx.application import Sphinx
 
-from sb3_cir import __version__
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+import sb3_cir
+from sb3_cir import zoo
 
 project = "sb3_cir"
 copyright = "the sb3_cir developers"
-release = version = __version__
+release = version = sb3_cir.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx.ext.mathjax", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
-myst_enable_extensions = ["dollarmath"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
+# A page may be there before its algorithm, as `--algo <name>` in it says, and is shown once that is.
+waiting = [
+    page.relative_to(HERE).as_posix()
+    for page in HERE.glob("modules/*.md")
+    if set(re.findall(r"\(`--algo (\w+)`", page.read_text(encoding="utf-8"))) - set(zoo.ALGOS)
+]
+exclude_patterns = ["_build", *waiting]
 myst_heading_anchors = 3
 # The changelog and the contributing guide lie at the root and are included: their headings begin anew.
 suppress_warnings = ["myst.header"]
@@ -28,3 +39,27 @@ html_title = f"sb3_cir {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
 copybutton_prompt_text = "$ "
+
+# Not in the reference: the start-up hook, what subclasses HumanoidBench's class, and where version 0.1 had things.
+PRIVATE = {"sb3_cir.zoo_hook", "sb3_cir.envs.humanoid_env", "sb3_cir.guard", "sb3_cir.checks"}
+MODULE = """
+## {name}
+
+```{{eval-rst}}
+.. automodule:: {name}
+   :members:
+   :show-inheritance:
+```
+"""
+
+
+def list_modules(app: Sphinx, page: str, text: list[str]) -> None:
+    """The reference has every public module, without a list that somebody must remember."""
+    if page == "api":
+        names = [info.name for info in pkgutil.walk_packages(sb3_cir.__path__, "sb3_cir.")]
+        text[0] += "".join(MODULE.format(name=name) for name in names if name not in PRIVATE)
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this."""
+    app.connect("source-read", list_modules)
