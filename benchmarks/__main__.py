@@ -11,6 +11,7 @@ COMMANDS = {
     "theory": "the paper's theorems on random finite Markov chains",
     "speed": "what a train call costs, beside its matrix products alone and beside other implementations",
     "reliability": "runs that are killed, a full disk, damaged files, a long run",
+    "hostile": "damaged and hostile files of models, checkpoints and replay buffers: what becomes of each",
     "preset": "return against minutes: CIR with small networks beside SAC, on a CPU",
 }
 

@@ -204,7 +204,8 @@ def _limit(numbers: int, largest: int) -> None:
 class Schema(BaseModel):
     """What an object in a JSON file must have; it must have nothing else."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Infinite bounds of spaces are written as JSON in Python has them; by default they would become null.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, ser_json_inf_nan="constants")
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
