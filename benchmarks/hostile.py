@@ -51,7 +51,17 @@ STEPS = 60
 EVERY = 20
 
 # What may become of a file, from good to bad.
-OUTCOMES = ("equal", "clear error", "passed over", "silently different", "traceback", "crash", "more than 1 GiB", "hang", "harm")
+OUTCOMES = (
+    "equal",
+    "clear error",
+    "passed over",
+    "silently different",
+    "traceback",
+    "crash",
+    "more than 1 GiB",
+    "hang",
+    "harm",
+)
 GOOD = OUTCOMES[:3]
 
 Plain = dict[str, Any]
@@ -388,7 +398,13 @@ BAD_ARGUMENTS: dict[str, list[Any]] = {
     "tau": [7.0, math.nan, "x"],
     "gamma": [7.0, math.nan, -1.0],
     "learning_rate": [math.nan, -1.0, "x", {":object:": "LinearSchedule", "arguments": {}}, {":object:": "Makes"}],
-    "train_freq": [{":train_freq:": [0, "step"]}, {":train_freq:": [math.inf, "step"]}, {":train_freq:": [1, "year"]}, "x", -1],
+    "train_freq": [
+        {":train_freq:": [0, "step"]},
+        {":train_freq:": [math.inf, "step"]},
+        {":train_freq:": [1, "year"]},
+        "x",
+        -1,
+    ],
     "gradient_steps": ["x", -7, 10**12],
     "n_steps": [0, -1, "x"],
     "ent_coef": ["x", math.nan, "auto_x", "auto_nan", [1]],
@@ -407,7 +423,12 @@ BAD_ARGUMENTS: dict[str, list[Any]] = {
     ],
     "replay_buffer_class": [{":class:": "os.system"}, {":class:": "torch.nn.modules.linear.Linear"}, "x"],
     "replay_buffer_kwargs": [7, {"x": 1}, {"buffer_size": 10**9}],
-    "policy": [{":class:": "stable_baselines3.sac.policies.MultiInputPolicy"}, {":class:": "torch.hub.load"}, "x", {":class:": 3}],
+    "policy": [
+        {":class:": "stable_baselines3.sac.policies.MultiInputPolicy"},
+        {":class:": "torch.hub.load"},
+        "x",
+        {":class:": 3},
+    ],
     "policy_kwargs": [
         *(7, ["Dict"], {"x": 1}, {"n_critics": 300_000}, {"n_critics": -1}, {"n_critics": "x"}, {"n_critics": 2}),
         *({"net_arch": [16] * 200_000}, {"net_arch": [60_000, 60_000]}, {"net_arch": [4000] * 16}, {"net_arch": {"pi": [16]}}),
@@ -482,8 +503,8 @@ def array_variants(source: str, file: str) -> Iterator[Variant]:
             yield Variant(source, f"{name} {what}", change(name, function))
         yield Variant(source, f"{name} missing", in_arrays(file, lambda arrays, name=name: arrays.pop(name)))
     for more in (f"{weight}.__class__.__base__", "actor.optimizer/99/exp_avg", "variables/gamma", "policy.__class__", "x"):
-        extra = np.zeros(3, np.float32)
-        yield Variant(source, f"an array {more}", in_arrays(file, lambda arrays, more=more: arrays.update({more: extra})))
+        extra = {more: np.zeros(3, np.float32)}
+        yield Variant(source, f"an array {more}", in_arrays(file, lambda arrays, extra=extra: arrays.update(extra)))
     below = in_arrays(file, lambda arrays: arrays.update({"actor.optimizer/0/step": np.array(-7, np.float32)}))
     yield Variant(source, "a step below zero", below)
     squares = change("actor.optimizer/0/exp_avg_sq", lambda array: array - 1)
@@ -525,13 +546,17 @@ def model_variants() -> Iterator[Variant]:
             plain = {":space:": value}
             yield Variant(source, f"{space} {name}", in_json(file, "manifest.json", put("spaces", space, value=plain)))
     for name, value in {"a float": 0.5, "below zero": -3, "huge": 2**70, "true": True, "not a number": math.nan}.items():
-        yield Variant(source, f"num_timesteps {name}", in_json(file, "manifest.json", put("counters", "num_timesteps", value=value)))
+        yield Variant(
+            source, f"num_timesteps {name}", in_json(file, "manifest.json", put("counters", "num_timesteps", value=value))
+        )
     more = put("counters", "learning_starts", value=10**9)
     yield Variant(source, "a counter more", in_json(file, "manifest.json", more))
     yield Variant(source, "a counter missing", in_json(file, "manifest.json", drop("counters", "_n_updates")))
     for name, value in {"nan": [math.nan], "below zero": [-1.0], "two": [1e-3, 1e-3], "none": []}.items():
         yield Variant(
-            source, f"learning rate {name}", in_json(file, "manifest.json", put("learning_rates", "actor.optimizer", value=value))
+            source,
+            f"learning rate {name}",
+            in_json(file, "manifest.json", put("learning_rates", "actor.optimizer", value=value)),
         )
     other = put("algorithm", value="SAC")
     yield Variant(source, "another algorithm's", in_json(file, "manifest.json", other))
@@ -712,7 +737,9 @@ def checkpoint_variants() -> Iterator[Variant]:
     }.items():
         for value in values:
             said = repr(value) if len(repr(value)) < 60 else f"{repr(value)[:57]}..."
-            yield Variant(source, f"{'.'.join(map(str, path))}={said}", in_json(file, "manifest.json", put(*path, value=value)))
+            yield Variant(
+                source, f"{'.'.join(map(str, path))}={said}", in_json(file, "manifest.json", put(*path, value=value))
+            )
     for name in (
         *("../../x.npz", "/etc/passwd", "/dev/zero", "/dev/stdin", "..", "", "x\0y", "transitions/x", "a" * 5000),
         *(f"../{OLDER}", "replay_60_000000000000.safetensors", "step_60.zip", 7, None, ["x"]),
@@ -852,12 +879,13 @@ def random_variants(count: int, seed: int) -> Iterator[Variant]:
         chosen = [(generator.random(), generator.randrange(1, 256)) for _ in range(generator.randrange(1, 9))]
         ends = generator.random() < 0.5  # where zips have their directory, and arrays their header
 
-        def change(content: bytearray, chosen: Any = chosen, ends: bool = ends) -> None:
+        backwards = pattern.endswith(".zip")
+
+        def change(content: bytearray, chosen: Any = chosen, ends: bool = ends, backwards: bool = backwards) -> None:
             for place, value in chosen:
                 at = int(place * min(len(content), 1500)) if ends else int(place * len(content))
-                content[-1 - at if pattern_is_zip else at] ^= value
+                content[-1 - at if backwards else at] ^= value
 
-        pattern_is_zip = pattern.endswith(".zip")
         yield Variant(source.strip(), f"random bytes, {index}", in_bytes(pattern, change), True)
 
 
@@ -867,7 +895,13 @@ def variants(count: int, seed: int) -> list[Variant]:
     :param seed: Of those
     :return: All of them
     """
-    groups = (model_variants(), first_format_variants(), checkpoint_variants(), buffer_variants(), random_variants(count, seed))
+    groups = (
+        model_variants(),
+        first_format_variants(),
+        checkpoint_variants(),
+        buffer_variants(),
+        random_variants(count, seed),
+    )
     return [variant for group in groups for variant in group]
 
 
@@ -1002,7 +1036,10 @@ def learn(way: str, model: CIR, folder: Path) -> None:
         model.learn(12, reset_num_timesteps=not way.startswith("load("))
         return
     ours = callbacks(folder)
-    before = [{name: vars(each).get(name) for name in ("keep", "every", "folder", "log_path", "best_model_save_path")} for each in ours]
+    before = [
+        {name: vars(each).get(name) for name in ("keep", "every", "folder", "log_path", "best_model_save_path")}
+        for each in ours
+    ]
     model.learn(STEPS + EVERY, callback=ours)
     if before != [{name: vars(each).get(name) for name in before[0]} for each in ours]:
         raise AssertionError("a callback has what the file says")
@@ -1119,7 +1156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--random", type=int, default=200, help="how many with random bytes altered (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of those (default: %(default)s)")
     parser.add_argument("--only", help="those alone whose source and name have this in them")
-    parser.add_argument("--every", type=int, default=1, help="every so-manieth alone (default: %(default)s)")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="the so-manieth of so many parts (default: all)")
     parser.add_argument("--show", nargs="+", choices=OUTCOMES, default=list(OUTCOMES[3:]), help="outcomes to print one by one")
 
 
@@ -1132,7 +1169,7 @@ def main(options: argparse.Namespace) -> int:
         raise FileNotFoundError("/proc: the limits need Linux.")
     th.set_num_threads(1)
     chosen = [each for each in variants(options.random, options.seed) if (options.only or "") in f"{each.source}: {each.name}"]
-    chosen = chosen[:: options.every]
+    chosen = chosen[options.part[0] :: options.part[1]]
     counts: dict[str, collections.Counter[str]] = {}
     bad = 0
     with tempfile.TemporaryDirectory() as name:
@@ -1146,7 +1183,7 @@ def main(options: argparse.Namespace) -> int:
                 bad += wanted and outcome not in GOOD
                 if outcome in options.show:
                     print(f"{outcome}: {variant.source}, {way}: {variant.name}: {why}", flush=True)
-    print(f"{len(chosen)} variants")
+    print(f"{len(chosen)} variants, {bad} of which came out as they should not")
     for what, each in counts.items():
         print(f"{what}: {', '.join(f'{each[outcome]} {outcome}' for outcome in OUTCOMES if each[outcome])}")
     return int(bad > 0)
