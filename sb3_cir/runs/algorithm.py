@@ -85,14 +85,15 @@ class Resumable(OffPolicyAlgorithm):
         arguments.check(cls, read, what)
         parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)
         if not isinstance(env, VecEnv):  # whose errors are not the file's
-            env = cls._wrap_env(maybe_make_env(env, 0))  # type: ignore[arg-type]
+            env = cls._wrap_env(maybe_make_env(env, 0))
+        make: Any = functools.partial(cls, env=env, device=device, **read, **kwargs)
         with arguments.constructing(cls, what):
             if arguments.takes(cls, "_init_setup_model"):
-                model = cls(env=env, device=device, _init_setup_model=False, **read, **kwargs)
+                model: Self = make(_init_setup_model=False)
                 parameters.rehearse(model, stored.arrays, what)
                 model._setup_model()
             else:
-                model = cls(env=env, device=device, **read, **kwargs)
+                model = make()
         model._restore(stored)
         return model  # what differs was asked for by name
 

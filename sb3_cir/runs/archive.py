@@ -158,6 +158,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
 def _bytes(path: File, suffix: str) -> tuple[str, bytes]:
     """:return: The file's name, and what is in it"""
     if not isinstance(path, (str, pathlib.Path)):
+        path.seek(0)  # Where it was left does not matter to SB3 either: a zip is read from its end.
         return str(getattr(path, "name", path)), path.read()
     found = Path(path)
     if not found.exists() and not found.suffix:
@@ -252,7 +253,7 @@ def _trusted(content: Content, options: Options) -> dict[str, Any]:
 def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str, Any]:
     """:return: What has a name that the class knows, and a plain value"""
     given = options.custom_objects | options.changes
-    attributes = {name: value for name, value in given.items() if name not in DISPENSABLE} | content.counters
+    attributes = {name: value for name, value in given.items() if name not in DISPENSABLE}
     missing = []
     for name in (*arguments.names(kind), *SPACES):
         attribute = arguments.attribute(name)
@@ -277,10 +278,6 @@ def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str,
             f"{content.what}: {', '.join(missing)}: there is no plain value, and a pickle is not read from a file that is "
             f"not trusted. Pass custom_objects={{{example}}}{hint}, or trusted=True if you trust whoever made it."
         )
-    read = {
-        name: attributes[arguments.attribute(name)] for name in arguments.names(kind) if arguments.attribute(name) not in given
-    }
-    arguments.check(kind, read, content.what)
     parameters.check_counts(attributes.get("policy_kwargs"), content.arrays, content.what)
     return attributes
 
@@ -293,17 +290,20 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     :param options: How
     :return: The model
     """
-    env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
-    _check_spaces(content, attributes, env)
-    if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
-        raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
-    attributes |= options.changes
+    attributes |= {name: value for name, value in options.changes.items() if name != "policy_kwargs"}
     named = {name: arguments.attribute(name) for name in arguments.names(kind)}
     given = {name: attributes[key] for name, key in named.items() if key in attributes}
+    asked = options.custom_objects | options.changes
+    read = {name: value for name, value in given.items() if not {name, named[name]} & asked.keys()}
+    arguments.check(kind, read, content.what)
+    if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
+        raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
+    env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
+    _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
         model = kind(env=env, device=options.device, _init_setup_model=False, **given)
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
-        vars(model).update(attributes)
+        vars(model).update({name: value for name, value in attributes.items() if name not in content.counters})
         model.n_envs = content.n_envs if env is None else env.num_envs
         if not options.trusted:
             arguments.check_noise(model.action_noise, model.action_space.shape, content.what)
@@ -314,9 +314,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     parameters.check(model, content.arrays, content.what, finite=not options.trusted)
     parameters.check_rates(model, content.rates, content.what)
     parameters.put(model, content.arrays, content.rates)
-    counters = content.counters | {
-        name: value for name, value in (options.custom_objects | options.changes).items() if name in content.counters
-    }
+    counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
     state.check_counters(model, counters, content.what)
     state.put_counters(model, counters)
     if model.use_sde:
@@ -403,8 +401,8 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
     for name, array in arrays.items():
-        part, _, column = name.partition("/")
-        columns.setdefault(part, {})[column] = array
+        of, _, column = name.partition("/")
+        columns.setdefault(of, {})[column] = array
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)

@@ -26,7 +26,7 @@ PATHS = {"tensorboard_log"}
 LIMITS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, 1e6),
     "buffer_size": (1, 2**48),
-    "learning_starts": (0, 2**53),
+    "learning_starts": (-(2**53), 2**53),
     "batch_size": (1, 2**24),
     "tau": (0, 1),
     "gamma": (0, 1),
@@ -38,7 +38,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "target_update_interval": (1, 2**53),
     "sde_sample_freq": (-1, 2**53),
     "stats_window_size": (1, 10**6),
-    "verbose": (0, 2),
+    "verbose": (-(2**31), 2**31),
     "seed": (0, 2**32 - 1),
 }
 

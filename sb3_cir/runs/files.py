@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -130,7 +130,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
         raise
 
 
-def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
     """
     :param path: A file of arrays with a note
     :param what: What it is, for the error
@@ -146,7 +146,7 @@ def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str
     return note.encode(), arrays
 
 
-def is_pickle(path: str | Path | BinaryIO) -> bool:
+def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     """
     :param path: A file
     :return: Whether it begins as pickles do
