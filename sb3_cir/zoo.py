@@ -50,7 +50,7 @@ def amend(module: ModuleType) -> None:
     """
     Add what our algorithms need to one of RL Zoo's modules.
 
-    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt`` and ``rl_zoo3.exp_manager``
+    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt``, ``rl_zoo3.exp_manager`` and ``rl_zoo3.callbacks``
     """
     _AMENDMENTS[module.__name__](module)
 
@@ -339,10 +339,31 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
             setattr(manager, name, functools.wraps(method)(amended(method)))
 
 
+def _amend_callbacks(callbacks: ModuleType) -> None:
+    parallel = callbacks.ParallelTrainCallback
+    if not hasattr(parallel._init_callback, "__wrapped__"):  # once is enough
+        parallel._init_callback = functools.wraps(parallel._init_callback)(_as_its_own(parallel._init_callback, callbacks))
+
+
+def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
+    """RL Zoo loads the copy that learns in a thread as SB3's SAC, of which our algorithms are kinds."""
+
+    def amended(self: Any) -> None:
+        names, sac = vars(callbacks), callbacks.SAC
+        names["SAC"] = type(self.model) if isinstance(self.model, sac) else sac
+        try:
+            init_callback(self)
+        finally:
+            names["SAC"] = sac
+
+    return amended
+
+
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_spaces,
     "rl_zoo3.exp_manager": _amend_exp_manager,
+    "rl_zoo3.callbacks": _amend_callbacks,
 }
 
 

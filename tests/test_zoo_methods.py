@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from small import small
 from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -19,6 +20,7 @@ from sb3_cir.tasks import of_group
 from sb3_cir.variants import VARIANTS, arguments, main
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
+import rl_zoo3.callbacks
 import rl_zoo3.exp_manager
 import rl_zoo3.hyperparams_opt
 import rl_zoo3.train
@@ -189,3 +191,14 @@ def test_printed_command(
     subprocess.run(line, shell=True, env=shell, cwd=tmp_path, check=True)
     (path,) = tmp_path.glob("cir/*/*.zip")
     check_arguments(CIR.load(path, buffer_size=1), arguments(variant))
+
+
+def test_parallel_training_is_the_models_own() -> None:
+    """RL Zoo's callback learns with a copy of the model, which it would load as SB3's SAC."""
+    model = small("Pendulum-v1", sample_reuse=3, train_freq=5)
+    callback = rl_zoo3.callbacks.ParallelTrainCallback(gradient_steps=2)
+    model.learn(60, callback=callback)
+    assert type(callback._model) is CIR
+    assert callback._model._n_updates > 0
+    assert callback._model._n_updates % (2 * 3) == 0
+    assert rl_zoo3.callbacks.SAC is SAC

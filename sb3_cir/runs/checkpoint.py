@@ -132,7 +132,7 @@ def _clean(saved: Saved, before: int | None, keep: int) -> None:
         except DamagedError:
             path.unlink()
             continue
-        except OSError:
+        except (OSError, FormatError):
             unknown = True
             continue
         ours = manifest.run == saved.run
@@ -232,6 +232,7 @@ def _read_whole(path: Path) -> Stored:
     files.require(members, [ARRAYS], path.name)
     arrays = files.unpack(members[ARRAYS], ARRAYS)
     state.check_random(manifest.random, arrays, path.name)
+    state.check_callbacks(manifest.callbacks, path.name)
     for name, saved in manifest.buffers.items():
         elsewhere = state.elsewhere_of(arrays, name)
         rows.check_blocks(saved, path.parent, elsewhere)
