@@ -7,11 +7,12 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sb3_cir
 from sb3_cir import zoo
+
+HERE = Path(__file__).parent
 
 project = "sb3_cir"
 copyright = "the sb3_cir developers"

@@ -1,8 +1,9 @@
 """
 The documentation: its code runs, every method and module has its place, Sphinx builds it without a warning.
 
-Blocks run as they are printed, in a folder of their own and each page's in order, with fewer steps. Commands are slow, most Python is not.
-Not run are commands that install, which ``.ci/wheel`` and CI do, and ``console`` blocks, which need files that a test does not have.
+Blocks run as they are printed, in a folder of their own and each page's in order, with fewer steps. Commands are slow, most
+Python is not. Not run are commands that install, which ``.ci/wheel`` and CI do, and ``console`` blocks, which need files that
+a test does not have.
 """
 
 import importlib.util
