@@ -45,7 +45,8 @@ def optimizers(model: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
 
 def _objects(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
     for name in model._get_torch_save_params()[0]:
-        yield name, recursive_getattr(model, name)
+        found = recursive_getattr(model, name)
+        yield name, getattr(found, "_orig_mod", found)  # of what torch.compile has wrapped
 
 
 def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
