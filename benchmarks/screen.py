@@ -32,6 +32,7 @@ from benchmarks.run import _git, _versions, processor
 from sb3_cir import CIR, envs
 from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
+from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic
 from sb3_cir.smr import SMR
@@ -187,6 +188,7 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+lnperplace": _base(dict(critic_body="LNPerPlace")),
     "cir+temp+rsnorm+1critic": _base(dict(n_critics=1)),
     "cir+temp+rsnorm+c1": _base(dict(avg_r_norm_coef=1.0)),
+    "cir+temp+rsnorm+recency": _base(replay_buffer_class=RecencyReplayBuffer),
     "simba": Arm(PartsSimBa),
     "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
     "simba+wd0": Arm(PartsSimBa, dict(weight_decay=0.0)),

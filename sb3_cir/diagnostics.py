@@ -57,7 +57,8 @@ def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> fl
 
 class QGain(BaseCallback):
     """
-    Log ``train/q_gain``, see :func:`q_gain`, of a batch from the whole replay buffer.
+    Log ``train/q_gain``, see :func:`q_gain`, of a batch from the whole replay buffer. CIR and its kin on ``SMR`` log it
+    themselves, of the batch of their last update; this is for all others, and for a look at more transitions.
 
     :param every: Steps of the agent between two looks. One costs about as much as a tenth of an update.
     :param batch_size: Transitions in the batch
