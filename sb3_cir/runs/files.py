@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -27,7 +27,9 @@ ROWS_FOLDER = "transitions"
 ROWS = re.compile(r"[a-z_]+_\d{1,18}_[0-9a-f]{12}\.safetensors")
 PART = re.compile(r"\.(step_\d+\.zip|[a-z_]+_\d+_[0-9a-f]{12}\.safetensors)\.part")
 NOTE = "sb3_cir"
-JSON_BYTES = 4 * 2**20  # More than any run has to say; parsed, JSON takes up to thirty times as much.
+JSON_BYTES = 256 * 2**20  # Pickles of images can be long.
+JSON_VALUES = 500_000  # More than any run has to say; parsed, each takes up to a hundred bytes.
+HEADER_BYTES = 2**24  # Names and shapes of some hundred thousand arrays.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -128,7 +130,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
         raise
 
 
-def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
     """
     :param path: A file of arrays with a note
     :param what: What it is, for the error
@@ -144,7 +146,7 @@ def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str
     return note.encode(), arrays
 
 
-def is_pickle(path: str | Path | BinaryIO) -> bool:
+def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     """
     :param path: A file
     :return: Whether it begins as pickles do
@@ -163,6 +165,10 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     :return: Its arrays by name. Together they are no larger than the file.
     :raises DamagedError: If it is anything else.
     """
+    if int.from_bytes(content[:8], "little") > HEADER_BYTES:
+        raise DamagedError(
+            f"{what}: these are no arrays in the safetensors format (a header of more than {HEADER_BYTES} bytes)."
+        )
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
@@ -171,21 +177,22 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     return {name: np.require(array, requirements=["A", "W", "C"]) for name, array in arrays.items()}
 
 
-def checksum(arrays: Mapping[str, np.ndarray]) -> int:
+def checksum(arrays: Mapping[str, np.ndarray], note: str = "") -> int:
     """
     :param arrays: Arrays by name
-    :return: CRC-32 of their numbers, in the order of their names
+    :param note: JSON that lies beside them
+    :return: CRC-32 of the note, and of their numbers in the order of their names
     """
-    value = 0
+    value = zlib.crc32(note.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        value = zlib.crc32(array.reshape(-1).view(np.uint8), value)
+        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
     return value
 
 
-def pack_archive(members: Mapping[str, bytes | str]) -> io.BytesIO:
+def pack_archive(members: Mapping[str, Any]) -> io.BytesIO:
     """
-    :param members: Contents by name
+    :param members: Contents by name, bytes or text
     :return: A zip that has them, uncompressed
     """
     archive = io.BytesIO()
@@ -235,8 +242,9 @@ def read_json(content: bytes, what: str) -> dict[str, Any]:
     :return: The object that it holds
     :raises DamagedError: If it is no JSON, no object, too long or too deep.
     """
-    if len(content) > JSON_BYTES:
-        raise DamagedError(f"{what}: {len(content)} bytes of JSON, {JSON_BYTES} are allowed.")
+    values = sum(content.count(mark) for mark in (b",", b"[", b"{"))
+    if len(content) > JSON_BYTES or values > JSON_VALUES:
+        raise DamagedError(f"{what}: {len(content)} bytes of JSON with {values} values, {JSON_VALUES} are allowed.")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
