@@ -1,7 +1,6 @@
 """Sphinx: `make docs` builds the pages with warnings as errors."""
 
 import pkgutil
-import re
 import sys
 from pathlib import Path
 
@@ -10,22 +9,13 @@ from sphinx.application import Sphinx
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import sb3_cir
-from sb3_cir import zoo
-
-HERE = Path(__file__).parent
 
 project = "sb3_cir"
 copyright = "the sb3_cir developers"
 release = version = sb3_cir.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "sphinx_copybutton"]
-# A page may be there before its algorithm, as `--algo <name>` in it says, and is shown once that is.
-waiting = [
-    page.relative_to(HERE).as_posix()
-    for page in HERE.glob("modules/*.md")
-    if set(re.findall(r"\(`--algo (\w+)`", page.read_text(encoding="utf-8"))) - set(zoo.ALGOS)
-]
-exclude_patterns = ["_build", *waiting]
+exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 # The changelog and the contributing guide lie at the root and are included: their headings begin anew.
 suppress_warnings = ["myst.header"]

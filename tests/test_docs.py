@@ -26,14 +26,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = ("pip", "make")
 # The last of an option is the one that counts, but for -params, which a command may have already.
 FEWER = {"rl_zoo3.train": ["-n", "30"], "rl_zoo3.enjoy": ["-n", "10"], "rl_zoo3.record_video": ["-n", "10"]}
-
-
-def is_shown(page: Path) -> bool:
-    """Whether its algorithms are there: a page may be there before them, and `docs/conf.py` leaves it out too."""
-    return set(re.findall(r"\(`--algo (\w+)`", page.read_text(encoding="utf-8"))) <= set(zoo.ALGOS)
-
-
-PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in path.parts and is_shown(path)]
+PAGES = [path for path in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in path.parts]
 PAGES += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
