@@ -12,8 +12,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
+from sb3_cir.buffers import join
 from sb3_cir.networks import AvgRNorm
-from sb3_cir.off_dynamics import TwoDomainReplayBuffer, join
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 
 class DynamicsEncoder(nn.Module):
