@@ -1,15 +1,18 @@
 """Replay buffers for what SB3's own cannot hold, holds in the wrong place, or cannot draw."""
 
+import functools
 import math
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import buffers
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
 
 
 def cut_off(buffer: buffers.ReplayBuffer, goes_on: np.ndarray | None = None) -> None:
@@ -180,23 +183,23 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
         super().__init__(buffer_size, observation_space, *args, **kwargs)
         if self.optimize_memory_usage:
             raise ValueError("optimize_memory_usage=True: DeviceReplayBuffer keeps both observations of a transition.")
-        self._forget()
+        self.rewritten()
 
     # What is on the device is made anew from the rows.
     derived = ("_on_device", "_n_new")
 
-    def _forget(self) -> None:
+    def rewritten(self) -> None:
+        """
+        To be called by whoever has changed transitions where they are: all of them are sent to the device once more, when they
+        are needed.
+        """
         self._on_device: th.Tensor | None = None
         self._n_new = 0
 
     def reset(self) -> None:
         """Remove all transitions."""
         super().reset()
-        self._forget()
-
-    def rewritten(self) -> None:
-        """To be called by whoever has changed transitions where they are: all of them are sent to the device again."""
-        self._forget()
+        self.rewritten()
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         """As SB3's."""
@@ -241,3 +244,139 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_on_device": None, "_n_new": 0}
+
+
+class ReplayBufferPair(buffers.ReplayBuffer):
+    """
+    Two replay buffers that never mix, saved and loaded as one. What the algorithm adds goes to the first of them. Half of a
+    batch is from each.
+
+    :param buffer_size: Transitions that each of the two can hold
+    :param observation_space: Observation space
+    :param action_space: Action space
+    :param device: PyTorch device
+    :param n_envs: Number of environments that fill the first; the second has one.
+    :param optimize_memory_usage: Not supported
+    :param kwargs: Passed on to both, e.g. ``handle_timeout_termination``. With ``n_steps`` and ``gamma`` both are SB3's
+        ``NStepReplayBuffer``.
+    :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations.
+    """
+
+    # What the two are called, as attributes and in files.
+    names: ClassVar[tuple[str, str]]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        **kwargs: Any,
+    ):
+        # Nothing of its own is stored, so SB3's constructor, which allocates, is not called.
+        if optimize_memory_usage:
+            raise ValueError("optimize_memory_usage=True: a pair of replay buffers supports False only.")
+        self.observation_space = observation_space
+        self.action_space = action_space
+        # SB3 takes a loaded buffer without this attribute for one of an old version.
+        self.handle_timeout_termination = kwargs.get("handle_timeout_termination", True)
+        make = functools.partial(
+            _buffer_class(observation_space, kwargs), buffer_size, observation_space, action_space, device, **kwargs
+        )
+        for name, n in zip(self.names, (n_envs, 1), strict=True):
+            setattr(self, name, make(n_envs=n))
+
+    def parts(self) -> dict[str, buffers.ReplayBuffer]:
+        """:return: The two replay buffers that hold the transitions, by name"""
+        return {name: getattr(self, name) for name in self.names}
+
+    # SB3 moves a loaded buffer by setting its device.
+    @property
+    def device(self) -> th.device:
+        return next(iter(self.parts().values())).device
+
+    @device.setter
+    def device(self, device: th.device) -> None:
+        for part in self.parts().values():
+            part.device = device
+
+    def add(self, *args: Any, **kwargs: Any) -> None:
+        """Add a transition of each environment to the first."""
+        next(iter(self.parts().values())).add(*args, **kwargs)
+
+    def size(self) -> int:
+        """:return: Steps that the first holds of each environment"""
+        return next(iter(self.parts().values())).size()
+
+    def reset(self) -> None:
+        """Empty both."""
+        for part in self.parts().values():
+            part.reset()
+
+    def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
+        """
+        Half a batch from each.
+
+        :param batch_size: Transitions, of both together
+        :param env: To normalise observations and rewards with
+        :return: Transitions of the first, and ``batch_size // 2`` of the second
+        """
+        first, second = self.parts().values()
+        return first.sample(batch_size - batch_size // 2, env), second.sample(batch_size // 2, env)
+
+
+class SymmetricReplayBuffer(ReplayBufferPair):
+    """
+    Half of each batch is what the model has seen itself, half is what others recorded: symmetric sampling as in RLPD (Ball et
+    al., 2023, https://arxiv.org/abs/2302.02948). For any off-policy algorithm of SB3::
+
+        model = CIR("MlpPolicy", env, replay_buffer_class=SymmetricReplayBuffer)
+        sb3_cir.datasets.fill(model, "episodes/")
+
+    Takes :class:`ReplayBufferPair`'s arguments.
+    """
+
+    names = ("online", "offline")
+
+    online: buffers.ReplayBuffer
+    offline: buffers.ReplayBuffer
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """
+        :param batch_size: Transitions, of both together
+        :param env: To normalise observations and rewards with
+        :return: Transitions of its own, then ``batch_size // 2`` recorded ones
+        :raises ValueError: If there are no recorded ones.
+        """
+        if self.offline.size() == 0:
+            raise ValueError("There are no recorded transitions: call sb3_cir.datasets.fill(model, source) before learn().")
+        return join(*self.sample_both(batch_size, env))
+
+
+def _buffer_class(observation_space: spaces.Space[Any], kwargs: dict[str, Any]) -> type[buffers.ReplayBuffer]:
+    """SB3's choice of replay buffer, which it does not make when it is given one, and CIR's for 0-d entries."""
+    is_dict = isinstance(observation_space, spaces.Dict)
+    if "n_steps" in kwargs:
+        if is_dict:
+            raise ValueError(f"n_steps={kwargs['n_steps']}: n-step returns are not supported with Dict observations.")
+        return buffers.NStepReplayBuffer
+    if is_dict:
+        return ScalarDictReplayBuffer if has_scalar_entries(observation_space) else buffers.DictReplayBuffer
+    return buffers.ReplayBuffer
+
+
+def join(first: Samples, second: Samples) -> Samples:
+    """
+    :param first: Transitions
+    :param second: More of the same kind
+    :return: All of them, in this order
+    """
+
+    def cat(a: Any, b: Any) -> Any:
+        if a is None:
+            return None
+        return {key: th.cat([a[key], b[key]]) for key in a} if isinstance(a, dict) else th.cat([a, b])
+
+    return type(first)(*map(cat, first, second))

@@ -13,29 +13,26 @@ The model's own environment is the source. The protocol is ODRL's (https://arxiv
 import functools
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from stable_baselines3.common.buffers import DictReplayBuffer, NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.buffers import ReplayBufferPair, join
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 
-Samples = TypeVar("Samples", ReplayBufferSamples, DictReplayBufferSamples)
 
-
-class TwoDomainReplayBuffer(ReplayBuffer):
+class TwoDomainReplayBuffer(ReplayBufferPair):
     """
     Two replay buffers that never mix: what the algorithm adds goes to ``source``, what the callback adds to ``target``.
 
@@ -58,57 +55,13 @@ class TwoDomainReplayBuffer(ReplayBuffer):
 
     make_batch: "Callable[[TwoDomainReplayBuffer, int, VecNormalize | None], ReplayBufferSamples] | None" = None
 
-    def __init__(
-        self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        **kwargs: Any,
-    ):
-        # Nothing of its own is stored, so SB3's constructor, which allocates, is not called.
-        if optimize_memory_usage:
-            raise ValueError("optimize_memory_usage=True: a pair of replay buffers supports False only.")
-        self.observation_space = observation_space
-        self.action_space = action_space
-        # SB3 takes a loaded buffer without this attribute for one of an old version.
-        self.handle_timeout_termination = kwargs.get("handle_timeout_termination", True)
-        make = functools.partial(
-            _buffer_class(observation_space, kwargs), buffer_size, observation_space, action_space, device, **kwargs
-        )
-        self.source: ReplayBuffer = make(n_envs=n_envs)
-        self.target: ReplayBuffer = make(n_envs=1)
+    names = ("source", "target")
+
+    source: ReplayBuffer
+    target: ReplayBuffer
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "make_batch"}
-
-    def parts(self) -> dict[str, ReplayBuffer]:
-        """:return: The two replay buffers that hold the transitions, by name"""
-        return {"source": self.source, "target": self.target}
-
-    # SB3 moves a loaded buffer by setting its device.
-    @property
-    def device(self) -> th.device:
-        return self.source.device
-
-    @device.setter
-    def device(self, device: th.device) -> None:
-        self.source.device = self.target.device = device
-
-    def add(self, *args: Any, **kwargs: Any) -> None:
-        """Add a transition of each source environment."""
-        self.source.add(*args, **kwargs)
-
-    def size(self) -> int:
-        """:return: Steps held of each source environment"""
-        return self.source.size()
-
-    def reset(self) -> None:
-        """Empty both."""
-        self.source.reset()
-        self.target.reset()
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """
@@ -136,35 +89,7 @@ class TwoDomainReplayBuffer(ReplayBuffer):
                 "There is no transition of the target domain yet: pass an OffDynamicsCallback to learn(), and let "
                 "learning_starts be at least its target_freq."
             )
-        n_target = batch_size // 2
-        return self.source.sample(batch_size - n_target, env), self.target.sample(n_target, env)
-
-
-def _buffer_class(observation_space: spaces.Space[Any], kwargs: dict[str, Any]) -> type[ReplayBuffer]:
-    """SB3's choice of replay buffer, which it does not make when it is given one, and CIR's for 0-d entries."""
-    is_dict = isinstance(observation_space, spaces.Dict)
-    if "n_steps" in kwargs:
-        if is_dict:
-            raise ValueError(f"n_steps={kwargs['n_steps']}: n-step returns are not supported with Dict observations.")
-        return NStepReplayBuffer
-    if is_dict:
-        return ScalarDictReplayBuffer if has_scalar_entries(observation_space) else DictReplayBuffer
-    return ReplayBuffer
-
-
-def join(first: Samples, second: Samples) -> Samples:
-    """
-    :param first: Transitions
-    :param second: More of the same kind
-    :return: All of them, in this order
-    """
-
-    def cat(a: Any, b: Any) -> Any:
-        if a is None:
-            return None
-        return {key: th.cat([a[key], b[key]]) for key in a} if isinstance(a, dict) else th.cat([a, b])
-
-    return type(first)(*map(cat, first, second))
+        return super().sample_both(batch_size, env)
 
 
 def _one_row(observation: Any) -> Any:

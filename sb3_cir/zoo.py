@@ -4,9 +4,10 @@ rl_zoo3.
 
 **Folders from other people.** ``enjoy``, ``record_video`` and ``push_to_hub`` run what a downloaded folder says, whatever the
 algorithm: RL Zoo reads ``config.yml`` and ``args.yml`` with a loader that makes any Python object, evaluates the value of
-``normalize``, calls what ``env_wrapper`` and ``vec_env_wrapper`` name, and unpickles ``vecnormalize.pkl``, besides the model's
-own pickles. No one setting makes this safe. The safe way is to leave the folder's settings alone and to load the model by
-itself: ``CIR.load("model.zip", trusted=False)``, in an environment that you make.
+``normalize``, calls what ``env_wrapper`` and ``vec_env_wrapper`` name, and unpickles the model's own pickles. It unpickles
+``vecnormalize.pkl`` too, where that is a pickle: ours is none, whatever its name. No one setting makes this safe. The safe way
+is to leave the folder's settings alone and to load the model by itself: ``CIR.load("model.zip", trusted=False)``, in an
+environment that you make.
 """
 
 import functools
@@ -21,12 +22,13 @@ from typing import IO, Any
 import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_cir import methods
 from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.runs import normalization
 from sb3_cir.runs.algorithm import Resumable, resumable
 from sb3_cir.runs.files import checkpoints, is_checkpoint
 
@@ -121,10 +123,43 @@ class _SaysIfNoEpisodeEnds(VecEnvWrapper):
         super().close()
 
 
+class PlainVecNormalize(VecNormalize):
+    """
+    ``VecNormalize`` whose statistics are saved without a pickle: see :mod:`sb3_cir.runs.normalization`.
+
+    RL Zoo names the file, ``vecnormalize.pkl``, looks for it by that name and publishes it by that name. What is in it is seen
+    from its first byte.
+    """
+
+    def save(self, save_path: str) -> None:
+        normalization.save(self, save_path)
+
+    @staticmethod
+    def load(load_path: str, venv: VecEnv) -> "PlainVecNormalize":
+        loaded = normalization.load(load_path, venv, trusted=True, kind=PlainVecNormalize)
+        assert isinstance(loaded, PlainVecNormalize)
+        return loaded
+
+
+def _choose_normalizer(module: ModuleType, ours: bool) -> None:
+    """One of RL Zoo's modules wraps environments in the ``VecNormalize`` that it finds among its names."""
+    vars(module)["VecNormalize"] = PlainVecNormalize if ours else VecNormalize
+
+
+def _with_plain_statistics(maybe_normalize: Method) -> Method:
+    def amended(self: Any, *args: Any, **kwargs: Any) -> VecEnv:
+        _choose_normalizer(sys.modules[maybe_normalize.__module__], self.algo in ALGOS)
+        env: VecEnv = maybe_normalize(self, *args, **kwargs)
+        return env
+
+    return amended
+
+
 def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method:
     def amended(*args: Any, **kwargs: Any) -> VecEnv:
-        env: VecEnv = create_test_env(*args, **kwargs)
         ours = any(isinstance(algorithm, _Played) for algorithm in utils.ALGOS.values())
+        _choose_normalizer(utils, ours)
+        env: VecEnv = create_test_env(*args, **kwargs)
         return _SaysIfNoEpisodeEnds(env) if ours else env
 
     return amended
@@ -318,6 +353,7 @@ _METHODS: dict[str, Callable[[Method], Method]] = {
     "save_trained_model": _with_suffix,
     "create_callbacks": _with_checkpoints,
     "_load_pretrained_agent": _from_checkpoints,
+    "_maybe_normalize": _with_plain_statistics,
 }
 
 

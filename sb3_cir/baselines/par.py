@@ -11,7 +11,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
-from sb3_cir.off_dynamics import TwoDomainReplayBuffer, join
+from sb3_cir.buffers import join
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 
 class PAR(TwoDomainSAC):

@@ -21,7 +21,8 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_cir.off_dynamics import TwoDomainReplayBuffer, join
+from sb3_cir.buffers import join
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs.algorithm import Resumable
 
 

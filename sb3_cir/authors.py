@@ -1,0 +1,101 @@
+"""
+The weights that CIR's authors publish, as a model of this package::
+
+    python -m sb3_cir.authors weights.pt --env dm_control/walker-walk-v0 -o model.zip
+
+Their files have the actor alone: a state dict of an MLP with two hidden layers, ``network.network.{0,2,4}``. Its last layer
+gives the mean, and below it log_std. So the model's critics are new and know nothing. It plays; to go on learning, it has to
+learn them first.
+"""
+
+import argparse
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import torch as th
+
+from sb3_cir.cir import CIR
+from sb3_cir.runs import files
+from sb3_cir.runs.files import short
+
+PREFIX = "network.network."
+LAYERS = ("0", "2", "4")
+KEYS = [f"{PREFIX}{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias")]
+
+
+def read(path: str | Path) -> dict[str, th.Tensor]:
+    """
+    :param path: What ``torch.save`` made of the actor's state dict
+    :return: The same. Nothing was unpickled but tensors.
+    :raises ValueError: If it is anything else.
+    """
+    files.read_regular(Path(path), 1)  # no pipe, no device
+    try:
+        found = th.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()
+        raise ValueError(f"{path}: these are no weights that can be read ({short(first[0] if first else error)}).") from error
+    if not isinstance(found, dict) or list(found) != KEYS or not all(isinstance(each, th.Tensor) for each in found.values()):
+        has = list(found) if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"{path} has {short(has)}; an actor of CIR's authors has {', '.join(KEYS)}.")
+    return found
+
+
+def model(weights: Mapping[str, th.Tensor], env: Any, **kwargs: Any) -> CIR:
+    """
+    :param weights: An actor's, as :func:`read` gives them
+    :param env: The environment that it acts in, or its id
+    :param kwargs: More of :class:`~sb3_cir.cir.CIR`'s arguments
+    :return: A model with this actor and new critics
+    :raises ValueError: If the actor's sizes are not the environment's, or a weight is not finite.
+    """
+    first, second, last = (weights[f"{PREFIX}{layer}.weight"] for layer in LAYERS)
+    made = CIR("MlpPolicy", env, policy_kwargs=dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512])), **kwargs)
+    actor = made.actor
+    n_actions = len(actor.mu.bias)
+    pairs = {
+        "latent_pi.0": (weights[KEYS[0]], weights[KEYS[1]]),
+        "latent_pi.2": (weights[KEYS[2]], weights[KEYS[3]]),
+        "mu": (last[:n_actions], weights[KEYS[5]][:n_actions]),
+        "log_std": (last[n_actions:], weights[KEYS[5]][n_actions:]),
+    }
+    for name, pair in pairs.items():
+        layer = actor.get_submodule(name)
+        for kind, value in zip(("weight", "bias"), pair, strict=True):
+            own = layer.get_parameter(kind)
+            if own.shape != value.shape:
+                raise ValueError(
+                    f"The weights are of another environment: their {name}.{kind} is {tuple(value.shape)}, and "
+                    f"{tuple(own.shape)} with {made.observation_space} and {made.action_space}."
+                )
+            if not value.isfinite().all():
+                raise ValueError(f"The weights' {name}.{kind} is not finite.")
+            with th.no_grad():
+                own.copy_(value)
+    return made
+
+
+def main(argv: list[str] | None = None) -> None:
+    """
+    Run ``python -m sb3_cir.authors``.
+
+    :param argv: The command line
+    """
+    parser = argparse.ArgumentParser(prog="python -m sb3_cir.authors", description="Weights of CIR's authors as a model.")
+    parser.add_argument("weights", help="the actor's state dict, weights.pt")
+    parser.add_argument("--env", required=True, help="the environment's id")
+    parser.add_argument("-o", "--output", required=True, help="where to: model.zip")
+    options = parser.parse_args(argv)
+    try:
+        made = model(read(options.weights), options.env, buffer_size=1, device="cpu")
+        made.save(options.output)
+    except (OSError, ValueError, gym.error.Error) as error:
+        raise SystemExit(f"error: {error}") from error
+    print(f"{options.output}: the actor is that of {options.weights}; the critics are new and have learned nothing.")
+
+
+if __name__ == "__main__":
+    main()

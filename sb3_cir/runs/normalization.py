@@ -1,0 +1,109 @@
+"""
+The statistics of ``VecNormalize``, saved without a pickle.
+
+SB3's ``VecNormalize.save`` writes a pickle, which runs whatever code its maker put there when it is loaded. Here the
+statistics are arrays and the settings are checked JSON beside them, in one safetensors file::
+
+    normalization.save(env, "normalization.safetensors")
+    env = normalization.load("normalization.safetensors", make_vec_env("Pendulum-v1"))
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb3_cir.runs import files, state
+from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.plain import Count, Schema, validate
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+RETURNS = "normalization/returns"  # those under way belong to the environments, and SB3 does not save them either
+
+
+class Settings(Schema):
+    """What the constructor of ``VecNormalize`` was given, beside the environments: see there."""
+
+    training: bool
+    norm_obs: bool
+    norm_reward: bool
+    clip_obs: Positive
+    clip_reward: Positive
+    gamma: Annotated[float, Field(ge=0, le=1)]
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    norm_obs_keys: list[str] | None
+
+
+class Normalization(Schema):
+    """
+    A ``VecNormalize``, beside its statistics in the same file.
+
+    :param format: Of the file
+    :param settings: Its constructor's arguments
+    :param checksum: Of the statistics, see :func:`~sb3_cir.runs.files.checksum`
+    """
+
+    format: Literal[1]
+    settings: Settings
+    checksum: Count
+
+
+def save(normalizer: VecNormalize, path: str | Path) -> None:
+    """
+    :param normalizer: What normalises observations and rewards
+    :param path: Where to; ``.safetensors`` is added where it has no suffix. Folders are made.
+    """
+    whole = Path(path) if Path(path).suffix else Path(f"{path}.safetensors")
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    arrays = _statistics(normalizer)
+    note = Normalization(format=1, settings=_settings(normalizer), checksum=files.checksum(arrays)).model_dump_json()
+    files.write_whole(whole, files.pack(arrays, note))
+
+
+def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNormalize] = VecNormalize) -> VecNormalize:
+    """
+    :param path: What :func:`save` wrote, or SB3's ``VecNormalize.save``
+    :param venv: The environments that are to be normalised
+    :param trusted: Whether SB3's pickle is read, which can run any code
+    :param kind: The class to be made
+    :return: ``venv`` wrapped, with the settings and statistics that were saved
+    :raises ValueError: If it is damaged, if it is of other observations, or if it is a pickle and ``trusted`` is False.
+    """
+    what = str(path)
+    if files.is_pickle(path):
+        if not trusted:
+            raise ValueError(f"{what} is a pickle, which can run any code: pass trusted=True if you trust whoever made it.")
+        pickled = VecNormalize.load(what, venv)
+        return _make(kind, venv, _settings(pickled), _statistics(pickled), what)
+    note, arrays = files.read_arrays(path, what)
+    said = validate(Normalization, files.read_json(note, what), what)
+    if files.checksum(arrays) != said.checksum:
+        raise DamagedError(f"{what}: its statistics are not those that were saved (the checksum differs).")
+    return _make(kind, venv, said.settings, arrays, what)
+
+
+def _settings(normalizer: VecNormalize) -> Settings:
+    values = {name: getattr(normalizer, name) for name in Settings.model_fields}
+    numbers = {name: float(values[name]) for name in ("clip_obs", "clip_reward", "gamma", "epsilon")}
+    return validate(Settings, values | numbers, "VecNormalize")
+
+
+def _statistics(normalizer: VecNormalize) -> dict[str, np.ndarray]:
+    return {name: array for name, array in state.take_statistics(normalizer).items() if name != RETURNS}
+
+
+def _make(
+    kind: type[VecNormalize], venv: VecEnv, settings: Settings, arrays: dict[str, np.ndarray], what: str
+) -> VecNormalize:
+    arguments: dict[str, Any] = settings.model_dump()
+    known = getattr(venv.observation_space, "spaces", {})
+    if settings.norm_obs and not set(settings.norm_obs_keys or ()) <= set(known):
+        raise ValueError(
+            f"{what}: norm_obs_keys={short(settings.norm_obs_keys)}, and the observations here have {short(sorted(known))}."
+        )
+    made = kind(venv, **arguments)
+    state.check_statistics(made, {**arrays, RETURNS: made.returns}, what)
+    state.put_statistics(made, arrays)
+    return made

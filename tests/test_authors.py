@@ -1,0 +1,61 @@
+"""Weights as CIR's authors publish them."""
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from test_archive import Makes
+from torch import nn
+
+from sb3_cir import CIR, authors
+
+
+def actor(n_obs: int = 3, n_actions: int = 1, width: int = 32) -> nn.Module:
+    """An actor of their shape: mean rows over log_std rows in the last layer."""
+    th.manual_seed(0)
+    layers = [nn.Linear(n_obs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2 * n_actions)]
+    outer, inner = nn.Module(), nn.Module()
+    inner.network = nn.Sequential(*layers)
+    outer.network = inner
+    return outer
+
+
+def test_a_file_becomes_a_model_that_acts_as_they_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """tanh of the mean, in the environment's units; log_std is theirs too."""
+    theirs = actor()
+    th.save(theirs.state_dict(), tmp_path / "weights.pt")
+    authors.main([str(tmp_path / "weights.pt"), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+    assert "the critics are new and have learned nothing" in capsys.readouterr().out
+    model = CIR.load(tmp_path / "model.zip", device="cpu", trusted=False)
+    obs = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    with th.no_grad():
+        mean, log_std = theirs.network.network(th.as_tensor(obs)).chunk(2, dim=1)
+        ours = model.actor.get_action_dist_params(th.as_tensor(obs))
+    np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], 2 * th.tanh(mean), atol=1e-6)
+    np.testing.assert_allclose(ours[1], log_std.clamp(-20, 2), atol=1e-6)
+    assert model.num_timesteps == 0
+
+
+def test_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.pt"
+    th.save(actor(n_obs=24, n_actions=6).state_dict(), path)
+    with pytest.raises(
+        ValueError, match=r"of another environment: their latent_pi\.0\.weight is \(32, 24\), and \(32, 3\) with Box"
+    ):
+        authors.model(authors.read(path), gym.make("Pendulum-v1"), buffer_size=1)
+    broken = actor().state_dict()
+    broken["network.network.2.bias"][3] = float("nan")
+    with pytest.raises(ValueError, match=r"latent_pi\.2\.bias is not finite"):
+        authors.model(broken, gym.make("Pendulum-v1"), buffer_size=1)
+    th.save({"actor": th.zeros(3)}, path)
+    with pytest.raises(ValueError, match=r"weights\.pt has \['actor'\]; an actor of CIR's authors has network\.network"):
+        authors.read(path)
+    th.save(Makes(tmp_path / "made"), path)
+    with pytest.raises(ValueError, match=r"weights\.pt: these are no weights that can be read"):
+        authors.read(path)
+    assert not (tmp_path / "made").exists()
+    path.write_bytes(b"nothing")
+    with pytest.raises(SystemExit, match="these are no weights"):
+        authors.main([str(path), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])

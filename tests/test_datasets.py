@@ -1,0 +1,187 @@
+"""Recorded transitions in replay buffers: what stands there, what is sampled, and what is refused without a trace."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from small import changed, small, weights
+from stable_baselines3 import SAC
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb3_cir import datasets
+from sb3_cir.buffers import SymmetricReplayBuffer
+from sb3_cir.runs import rows
+
+
+def episode(steps: int, seed: int = 0, end: str = "truncations") -> dict[str, np.ndarray]:
+    """Steps of Pendulum, as they are recorded."""
+    env = gym.make("Pendulum-v1")
+    env.action_space.seed(seed)
+    observations, actions, rewards = [env.reset(seed=seed)[0]], [], []
+    for _ in range(steps):
+        actions.append(env.action_space.sample())
+        observation, reward, *_ = env.step(actions[-1])
+        observations.append(observation)
+        rewards.append(reward)
+    ends = {name: np.zeros(steps, bool) for name in ("terminations", "truncations")}
+    if end:
+        ends[end][-1] = True
+    return dict(observations=np.array(observations), actions=np.array(actions), rewards=np.array(rewards), **ends)
+
+
+def folder(path: Path, *episodes: dict[str, np.ndarray]) -> Path:
+    path.mkdir(exist_ok=True)
+    for index, each in enumerate(episodes):
+        np.savez(path / f"episode_{index}.npz", **each)
+    return path
+
+
+def test_what_stands_in_the_buffer(tmp_path: Path) -> None:
+    """Actions between -1 and 1; the true next observation at an end; only a termination counts as one when it is sampled."""
+    recorded = [episode(5, 1), episode(4, 2, "terminations"), episode(3, 3, "")]
+    model = small("Pendulum-v1")
+    assert datasets.fill(model, folder(tmp_path / "episodes", *recorded)) == 12
+    buffer = model.replay_buffer
+    assert buffer.size() == 12
+    np.testing.assert_array_equal(
+        buffer.observations[:12, 0], np.concatenate([each["observations"][:-1] for each in recorded])
+    )
+    following = np.concatenate([each["observations"][1:] for each in recorded])
+    np.testing.assert_array_equal(buffer.next_observations[:12, 0], following)
+    np.testing.assert_allclose(buffer.actions[:12, 0], np.concatenate([each["actions"] for each in recorded]) / 2, atol=1e-6)
+    np.testing.assert_allclose(buffer.rewards[:12, 0], np.concatenate([each["rewards"] for each in recorded]), rtol=1e-6)
+    ends = np.flatnonzero(buffer.dones[:12, 0])
+    assert ends.tolist() == [4, 8, 11]
+    assert np.flatnonzero(buffer.timeouts[:12, 0]).tolist() == [4, 11]
+    assert buffer._get_samples(np.arange(12)).dones.flatten().nonzero().flatten().tolist() == [8]
+    before = weights(model)
+    model.learn(30)  # goes on behind them
+    np.testing.assert_array_equal(buffer.next_observations[:12, 0], following)
+    assert buffer.size() == 42
+    assert changed(before, model)
+
+
+def test_several_environments(tmp_path: Path) -> None:
+    model = small(make_vec_env("Pendulum-v1", n_envs=2, seed=0))
+    assert datasets.fill(model, folder(tmp_path / "episodes", episode(5, 1), episode(4, 2), episode(3, 3))) == 2 * 5
+    buffer = model.replay_buffer
+    np.testing.assert_array_equal(buffer.observations[:5, 0], episode(5, 1)["observations"][:-1])
+    np.testing.assert_array_equal(buffer.observations[:4, 1], episode(4, 2)["observations"][:-1])
+    np.testing.assert_array_equal(buffer.observations[4, 1], episode(3, 3)["observations"][0])
+    assert buffer.timeouts[4].tolist() == [1, 1]  # the third was left: nothing joins it to what comes
+
+
+@pytest.mark.parametrize("kind", ["CIR", "SAC"])
+def test_half_of_each_batch_is_recorded(tmp_path: Path, kind: str) -> None:
+    settings: dict[str, Any] = dict(replay_buffer_class=SymmetricReplayBuffer)
+    model = small("Pendulum-v1", **settings, **(dict(model_class=SAC) if kind == "SAC" else {}))
+    with pytest.raises(ValueError, match="There are no recorded transitions"):
+        model.replay_buffer.sample(4)
+    recorded = episode(9, 1)
+    recorded["rewards"] += 1000
+    assert datasets.fill(model, folder(tmp_path / "episodes", recorded)) == 9
+    model.learn(40)
+    assert (model.replay_buffer.online.size(), model.replay_buffer.offline.size()) == (40, 9)
+    is_recorded = model.replay_buffer.sample(17).rewards.flatten() > 500
+    assert is_recorded.tolist() == [False] * 9 + [True] * 8
+
+
+def test_named_observations(tmp_path: Path) -> None:
+    class Named(gym.Env):
+        observation_space = spaces.Dict(position=spaces.Box(-9, 9, (2,)), height=spaces.Box(-9, 9, ()))
+        action_space = spaces.Box(-1, 3, (1,))
+
+    model = small(Named(), "MultiInputPolicy", replay_buffer_class=SymmetricReplayBuffer)
+    rng = np.random.default_rng(0)
+    plain = episode(4)
+    names = {"observations/position": rng.normal(size=(5, 2)), "observations/height": rng.normal(size=5)}
+    arrays = names | {name: plain[name] for name in ("rewards", "terminations", "truncations")} | dict(actions=np.ones((4, 1)))
+    datasets.fill(model, folder(tmp_path / "episodes", arrays))
+    buffer = model.replay_buffer.offline
+    np.testing.assert_allclose(buffer.observations["position"][:4, 0], names["observations/position"][:-1], rtol=1e-6)
+    np.testing.assert_allclose(buffer.next_observations["height"][:4, 0, 0], names["observations/height"][1:], rtol=1e-6)
+    assert (buffer.actions[:4] == 0).all()
+
+
+def bad(**changes: Any) -> dict[str, np.ndarray]:
+    return episode(4) | changes
+
+
+WRONG = {
+    "space": (bad(observations=np.zeros((5, 7))), r"observations are float64 of shape \(5, 7\), \(5, 3\) was .*Box\(\[-1\."),
+    "actions": (bad(actions=np.full((4, 1), 2.5)), r"actions have 2\.5 in them, the model's action_space is Box\(-2\.0, 2\.0"),
+    "last observation": (bad(observations=np.zeros((4, 3))), r"shape \(4, 3\), \(5, 3\) was expected: 4 steps"),
+    "nan": (bad(rewards=np.array([0, np.nan, 0, 0])), "rewards have nan in them"),
+    "early end": (bad(terminations=np.array([0, 1, 0, 0], bool)), "terminations are true at step 1 of 4, before the end"),
+    "objects": (bad(rewards=np.array([{}] * 4)), "this is no file of arrays that can be read"),
+    "names": ({"observations": np.zeros((5, 3))}, "has observations; an episode has observations, actions, rewards"),
+    "corrupt": (b"PK\x03\x04 not a zip", "this is no file of arrays that can be read"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_nothing_of_a_failed_fill_stays(tmp_path: Path, what: str) -> None:
+    """Episodes before the bad one included; the file is named."""
+    arrays, message = WRONG[what]
+    place = folder(tmp_path / "episodes", episode(5, 1), *([arrays] if isinstance(arrays, dict) else []))
+    if isinstance(arrays, bytes):
+        (place / "episode_1.npz").write_bytes(arrays)
+    model = small("Pendulum-v1").learn(10)
+    before = {name: column.copy() for name, column in rows.columns(model.replay_buffer).items()}
+    with pytest.raises(ValueError, match=rf"episode_1\.npz.*{message}"):
+        datasets.fill(model, place)
+    assert model.replay_buffer.pos == 10
+    for name, column in rows.columns(model.replay_buffer).items():
+        np.testing.assert_array_equal(column, before[name])
+
+
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("Pendulum-v1").learn(10)
+    buffer = model.replay_buffer
+    before = {name: column.copy() for name, column in rows.columns(buffer).items()}
+    add = buffer.add
+
+    def interrupted(*args: Any) -> None:
+        add(*args)
+        if buffer.pos == 13:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(buffer, "add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        datasets.fill(model, folder(tmp_path / "episodes", episode(5, 1)))
+    assert (buffer.pos, buffer.full) == (10, False)
+    for name, column in rows.columns(buffer).items():
+        np.testing.assert_array_equal(column, before[name])
+
+
+def test_no_room_and_no_episodes(tmp_path: Path) -> None:
+    model = small("Pendulum-v1", buffer_size=8)
+    with pytest.raises(ValueError, match="has 9 transitions, and the replay buffer has room for 8: pass a larger buffer_size"):
+        datasets.fill(model, folder(tmp_path / "episodes", episode(9)))
+    with pytest.raises(ValueError, match="nothing has too few episodes for 1 environments: 0"):
+        datasets.fill(model, folder(tmp_path / "nothing"))
+
+
+def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari = pytest.importorskip("minari", reason="needs Minari (the minari extra)")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    collector = minari.DataCollector(gym.make("Pendulum-v1", max_episode_steps=6))
+    for seed in range(2):
+        collector.reset(seed=seed)
+        ended = False
+        while not ended:
+            _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
+            ended = terminated or truncated
+    dataset = collector.create_dataset("pendulum/random-v0")
+    model = small("Pendulum-v1")
+    assert datasets.fill(model, "pendulum/random-v0") == 12
+    recorded = list(dataset.iterate_episodes())
+    observations = np.concatenate([each.observations[1:] for each in recorded])
+    np.testing.assert_array_equal(model.replay_buffer.next_observations[:12, 0], observations)
+    assert np.flatnonzero(model.replay_buffer.timeouts[:12, 0]).tolist() == [5, 11]
+    other = small("MountainCarContinuous-v0")
+    with pytest.raises(ValueError, match=r"The dataset's action_space is Box\(-2\.0, 2\.0.*, the model's Box\(-1\.0, 1\.0"):
+        datasets.fill(other, "pendulum/random-v0")
