@@ -346,6 +346,8 @@ def zip_variants(source: str, file: str, member: str) -> Iterator[Variant]:
         "a climbing member": in_zip(file, lambda members: members.update({"../../climbed": b"x"})),
         "a member of no use": in_zip(file, lambda members: members.update({"more": b"x"})),
     }
+    if source == "checkpoint":
+        del damaged["deleted"]  # then the one before it is the newest
     yield from (Variant(source, name, change, damaged=True) for name, change in damaged.items())
     yield from (Variant(source, name, change) for name, change in hostile.items())
 
@@ -979,7 +981,7 @@ def is_clear(error: Exception, folder: Path) -> bool:
     """
     text = str(error)
     named = any(path.name in text for path in (*folder.iterdir(), folder)) or ".zip" in text or ".safetensors" in text
-    return isinstance(error, (ValueError, OSError)) and named and "\n" not in text and 20 < len(text) < 800
+    return isinstance(error, (ValueError, OSError)) and named and "\n" not in text and 20 < len(text) < 2000
 
 
 def try_out(way: str, folder: Path, expected: dict[int, dict[str, Any]], to_parent: Connection) -> None:
@@ -1061,7 +1063,7 @@ def run(way: str, folder: Path, expected: dict[int, dict[str, Any]]) -> tuple[st
     deadline = time.monotonic() + 20 * SECONDS  # on a machine that is busy with others
     outcome = None
     while process.is_alive():
-        process.join(0.01)
+        process.join(0.05)
         most = max(most, resident(process.pid))
         if most - least > MEMORY:
             outcome = "more than 1 GiB"
@@ -1123,8 +1125,8 @@ def try_variant(variant: Variant, sources: Path, expected: dict[str, dict[int, d
     """
     found = {}
     for way in WAYS[variant.source]:
-        if way == "load()" and "code" in variant.name:
-            continue  # that is what it does
+        if way == "load()" and not variant.damaged:
+            continue  # only who trusts a file loads it so
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "files"
             shutil.copytree(sources / variant.source, folder)
@@ -1179,8 +1181,7 @@ def main(options: argparse.Namespace) -> int:
         for variant in track(chosen, "tried", console=Console(stderr=True)):
             for way, (outcome, why) in try_variant(variant, sources, expected).items():
                 counts.setdefault(f"{variant.source}, {way}", collections.Counter())[outcome] += 1
-                wanted = way != "load()" or variant.damaged
-                bad += wanted and outcome not in GOOD
+                bad += outcome not in GOOD
                 if outcome in options.show:
                     print(f"{outcome}: {variant.source}, {way}: {variant.name}: {why}", flush=True)
     print(f"{len(chosen)} variants, {bad} of which came out as they should not")

@@ -16,6 +16,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch as th
+from stable_baselines3.common.preprocessing import get_action_dim
 
 from sb3_cir.cir import CIR
 from sb3_cir.runs import files
@@ -55,7 +56,7 @@ def model(weights: Mapping[str, th.Tensor], env: Any, **kwargs: Any) -> CIR:
     first, second, last = (weights[f"{PREFIX}{layer}.weight"] for layer in LAYERS)
     made = CIR("MlpPolicy", env, policy_kwargs=dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512])), **kwargs)
     actor = made.actor
-    n_actions = len(actor.mu.bias)
+    n_actions = get_action_dim(made.action_space)
     pairs = {
         "latent_pi.0": (weights[KEYS[0]], weights[KEYS[1]]),
         "latent_pi.2": (weights[KEYS[2]], weights[KEYS[3]]),

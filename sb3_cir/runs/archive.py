@@ -99,9 +99,8 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
         VERSION: sb3_version,
         SYSTEM: get_system_info(print_info=False)[1],
     }
-    content = files.pack_archive(members).getbuffer()
     file = open_path(path, "w", verbose=0, suffix="zip")
-    file.write(content)
+    files.pack_archive(members, file)
     if isinstance(path, (str, pathlib.Path)):
         file.close()
 

@@ -137,13 +137,33 @@ def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes,
     :return: The note, and the arrays by name
     :raises DamagedError: If it is anything else.
     """
-    content = read_regular(Path(path)) if isinstance(path, (str, Path)) else path.read()
-    arrays = unpack(content, what)  # which has looked at the length of the header
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    note = header.get("__metadata__", {}).get(NOTE)
+    if isinstance(path, (str, Path)):
+        note, arrays = _map_arrays(Path(path), what)
+    else:
+        content = path.read()
+        arrays = unpack(content, what)  # which has looked at the length of the header
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        note = header.get("__metadata__", {}).get(NOTE)
     if note is None:
         raise DamagedError(f"{what}: it has arrays, but does not say of what.")
     return note.encode(), arrays
+
+
+def _map_arrays(path: Path, what: str) -> tuple[str | None, dict[str, np.ndarray]]:
+    """The same without having the file in memory twice: it may be large."""
+    _check_header(read_regular(path, 8), what)
+    try:
+        with safetensors.safe_open(path, "np") as opened:
+            return (opened.metadata() or {}).get(NOTE), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
+        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({_first_line(error)}).") from error
+
+
+def _check_header(content: bytes, what: str) -> None:
+    if int.from_bytes(content[:8], "little") > HEADER_BYTES:
+        raise DamagedError(
+            f"{what}: these are no arrays in the safetensors format (a header of more than {HEADER_BYTES} bytes)."
+        )
 
 
 def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
@@ -165,10 +185,7 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     :return: Its arrays by name. Together they are no larger than the file.
     :raises DamagedError: If it is anything else.
     """
-    if int.from_bytes(content[:8], "little") > HEADER_BYTES:
-        raise DamagedError(
-            f"{what}: these are no arrays in the safetensors format (a header of more than {HEADER_BYTES} bytes)."
-        )
+    _check_header(content, what)
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
@@ -190,16 +207,16 @@ def checksum(arrays: Mapping[str, np.ndarray], note: str = "") -> int:
     return value
 
 
-def pack_archive(members: Mapping[str, Any]) -> io.BytesIO:
+def pack_archive(members: Mapping[str, Any], file: Any = None) -> Any:
     """
     :param members: Contents by name, bytes or text
+    :param file: An open file that is to get it; in memory by default
     :return: A zip that has them, uncompressed
     """
-    archive = io.BytesIO()
+    archive = io.BytesIO() if file is None else file
     with zipfile.ZipFile(archive, "w") as opened:
         for name, content in members.items():
             opened.writestr(name, content)
-    archive.seek(0)
     return archive
 
 

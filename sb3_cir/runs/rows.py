@@ -260,7 +260,9 @@ def check_blocks(saved: Rows, folder: Path, elsewhere: set[str]) -> None:
             raise DamagedError(f"{block.file} begins at row {block.first}, not {end}.")
         end += block.rows
         check_columns(arrays, saved, block.rows, elsewhere, block.file)
-    if not (saved.size if saved.full else saved.pos) <= end <= saved.size:
+    # Where memory usage is optimised, the next row has something in it too, see :func:`filled`.
+    expected = [saved.size] if saved.full else [saved.pos, min(saved.pos + 1, saved.size)]
+    if end not in expected:
         raise DamagedError(f"there are {end} rows of a replay buffer that has come to {saved.pos}.")
 
 
