@@ -58,6 +58,7 @@ class Resumable(OffPolicyAlgorithm):
     _resumed: Stored | None = None  # until its first rollout
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
+    _at_start: state.Values = {}  # of the callbacks, when it began
 
     @classmethod
     def resume(cls, place: str | os.PathLike[str], env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any) -> Self:
@@ -151,7 +152,9 @@ class Resumable(OffPolicyAlgorithm):
         return self
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        return super()._init_callback(with_expected_time(self, callback), progress_bar)
+        ready = super()._init_callback(with_expected_time(self, callback), progress_bar)
+        self._at_start = state.results(ready)
+        return ready
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
@@ -221,7 +224,8 @@ class Resumable(OffPolicyAlgorithm):
             allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
         """
         options = archive.Options(env, device, custom_objects or {}, print_system_info, force_reset, trusted, kwargs)
-        return archive.load(cls, path, options)
+        model: Self = archive.load(cls, path, options)
+        return model
 
     def set_parameters(
         self,
@@ -259,7 +263,7 @@ class Resumable(OffPolicyAlgorithm):
         archive.load_buffer(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]
+        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver", "_at_start"]
 
 
 Algorithm = TypeVar("Algorithm", bound=type[OffPolicyAlgorithm])

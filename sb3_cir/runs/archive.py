@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch as th
@@ -383,8 +383,6 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     :param unpickle: SB3's own ``load_replay_buffer``
     :raises ValueError: If it does not fit, or is a pickle that is not trusted.
     """
-    buffer = model.replay_buffer
-    assert buffer is not None, "The replay buffer is not defined"
     if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
         path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
     what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
@@ -394,14 +392,15 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
         unpickle(path, truncate)
         return
     said, arrays = files.read_arrays(path, what)
+    buffer = _buffer_to_fill(model)
     manifest = validate(Buffer, files.read_json(said, what), what)
     parts = rows.parts(buffer)
     if parts.keys() != manifest.buffers.keys():
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
-    for name, array in arrays.items():
-        of, _, column = name.partition("/")
-        columns.setdefault(of, {})[column] = array
+    for key, array in arrays.items():
+        owner, _, column = key.partition("/")
+        columns.setdefault(owner, {})[column] = array
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)
@@ -411,5 +410,28 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     for name, part in parts.items():
         own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
         rows.load(part, manifest.buffers[name], iter([(0, own)]))
-        if truncate and isinstance(part, (HerReplayBuffer, NStepReplayBuffer)):
+        if truncate and isinstance(part, HerReplayBuffer):
+            part.truncate_last_trajectory()
+        elif truncate and isinstance(part, NStepReplayBuffer):
             cut_off(part)
+    buffer.device = model.device
+    model.replay_buffer = buffer
+
+
+def _buffer_to_fill(model: OffPolicyAlgorithm) -> ReplayBuffer:
+    """The model's own, or one as it was made with, where it has been given away."""
+    if getattr(model, "replay_buffer", None) is not None:
+        return cast(ReplayBuffer, model.replay_buffer)
+    assert model.replay_buffer_class is not None
+    kwargs: dict[str, Any] = dict(model.replay_buffer_kwargs)
+    if issubclass(model.replay_buffer_class, HerReplayBuffer):
+        kwargs["env"] = model.env
+    return model.replay_buffer_class(
+        model.buffer_size,
+        model.observation_space,
+        model.action_space,
+        device=model.device,
+        n_envs=model.n_envs,
+        optimize_memory_usage=model.optimize_memory_usage,
+        **kwargs,
+    )

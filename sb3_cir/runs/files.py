@@ -203,13 +203,13 @@ def checksum(arrays: Mapping[str, np.ndarray], note: str = "") -> int:
     value = zlib.crc32(note.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        value = zlib.crc32(array.reshape(-1).view(np.uint8), value)
+        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
     return value
 
 
-def pack_archive(members: Mapping[str, bytes | str], file: Any = None) -> Any:
+def pack_archive(members: Mapping[str, Any], file: Any = None) -> Any:
     """
-    :param members: Contents by name
+    :param members: Contents by name, bytes or text
     :param file: An open file that is to get it; in memory by default
     :return: A zip that has them, uncompressed
     """

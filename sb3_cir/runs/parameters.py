@@ -45,7 +45,8 @@ def optimizers(model: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
 
 def _objects(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
     for name in model._get_torch_save_params()[0]:
-        yield name, recursive_getattr(model, name)
+        found = recursive_getattr(model, name)
+        yield name, getattr(found, "_orig_mod", found)  # of what torch.compile has wrapped
 
 
 def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
@@ -255,7 +256,8 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    other = type(optimizer)(groups)
+    kind: Any = type(optimizer)  # whose arguments are not those of their base class
+    other = kind(groups)
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()

@@ -134,7 +134,8 @@ def _object_from_plain(name: str, arguments: dict[str, Any], largest: int) -> An
 def _dtype(name: Any) -> np.dtype[Any]:
     if name not in DTYPES:
         raise ValueError(f"there is no kind of number {short(name)}")
-    return np.dtype(name)
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 def _named(name: str) -> type | None:

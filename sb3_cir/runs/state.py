@@ -5,6 +5,7 @@ It is put back in two steps. :func:`put` makes the model what it was. What the e
 :func:`go_on`, when ``learn()`` has reset the environments and made the callbacks ready.
 """
 
+import inspect
 import random
 import warnings
 from collections import deque
@@ -146,20 +147,37 @@ def take_random(model: OffPolicyAlgorithm) -> Random:
     )
 
 
-def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
+Values = dict[int, dict[str, Any]]  # of each callback by its id, its attributes by name
+
+
+def take_callbacks(callback: BaseCallback, at_start: Values) -> dict[str, list[dict[str, Any]]]:
     """
     :param callback: The one that ``learn()`` was given
-    :return: For each class of callback in it, what of each object goes on
+    :param at_start: What :func:`results` was when it was
+    :return: For each class of callback in it, what of each object goes on. What has not changed since the start is no result.
     """
     states: dict[str, list[dict[str, Any]]] = {}
     for each in tree(callback):
-        state = {name: _as_lists(getattr(each, name)) for name in _state_names(each) if hasattr(each, name)}
-        lost = [name for name, value in state.items() if value is not None and not _is_result(value)]
+        before, state = at_start.get(id(each), {}), _results(each)
+        changed = {name: value for name, value in state.items() if name not in before or before[name] != value}
+        lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
         if lost:
             warnings.warn(f"{type(each).__name__}: no checkpoint can hold its {', '.join(lost)}: numbers alone.", stacklevel=2)
-        state = {name: value for name, value in state.items() if name not in lost}
-        states.setdefault(type(each).__name__, []).append(state)
+        kept = {name: value for name, value in changed.items() if name not in lost}
+        states.setdefault(type(each).__name__, []).append(kept)
     return states
+
+
+def results(callback: BaseCallback) -> Values:
+    """
+    :param callback: The one that ``learn()`` was given
+    :return: What of each callback in it may be a result
+    """
+    return {id(each): _results(each) for each in tree(callback)}
+
+
+def _results(callback: BaseCallback) -> dict[str, Any]:
+    return {name: _as_lists(getattr(callback, name)) for name in _state_names(callback) if hasattr(callback, name)}
 
 
 def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
@@ -192,9 +210,9 @@ def _state_names(callback: BaseCallback) -> list[str]:
     return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
 
 
-def _arguments_of(kind: type) -> tuple[str, ...]:
-    code = getattr(vars(kind)["__init__"], "__code__", None)
-    return () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _arguments_of(kind: type) -> list[str]:
+    """Those that are many in one are among them: ``*steps`` may be kept as ``steps``."""
+    return list(inspect.signature(vars(kind)["__init__"]).parameters)
 
 
 def _is_result(value: Any) -> bool:
@@ -548,7 +566,7 @@ def check_random(states: Random, arrays: Arrays, what: str) -> None:
     """
     try:
         internal, key = arrays["random/python"], arrays["random/numpy"]
-        if (internal.dtype, internal.shape, key.dtype, key.shape) != (np.uint32, (625,), np.uint32, (624,)):
+        if internal.dtype != np.uint32 or internal.shape != (625,) or key.dtype != np.uint32 or key.shape != (624,):
             raise ValueError("a generator's numbers are not 625 and 624 of 32 bits")
         random.Random().setstate((3, tuple(internal.tolist()), states.python.gauss))
         np.random.RandomState().set_state(_numpy_state(states.numpy, key))
