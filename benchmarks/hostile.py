@@ -9,6 +9,7 @@ import argparse
 import base64
 import collections
 import contextlib
+import functools
 import io
 import json
 import math
@@ -135,7 +136,30 @@ def save_first_format(model: CIR, path: Path) -> None:
 # How they are altered
 
 
-def read_zip(path: Path) -> dict[str, bytes]:
+@functools.cache
+def zeros(name: str) -> bytes:
+    """
+    :param name: Of a member
+    :return: A small zip that has 1.25 GiB of zeros under this name
+    """
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as opened, opened.open(name, "w") as member:
+        for _ in range(80):
+            member.write(bytes(2**24))
+    return archive.getvalue()
+
+
+def add_to_zip(file: Any, members: dict[str, bytes]) -> None:
+    """
+    :param file: A zip, as a path or open
+    :param members: What to add, uncompressed
+    """
+    with zipfile.ZipFile(file, "a") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def read_zip(path: Any) -> dict[str, bytes]:
     """
     :param path: A zip
     :return: Its members by name
@@ -272,7 +296,9 @@ def zip_variants(source: str, file: str, member: str) -> Iterator[Variant]:
         write_zip(folder / file, read_zip(folder / file), kind)
 
     def bomb(folder: Path) -> None:
-        write_zip(folder / file, {**read_zip(folder / file), "more": bytes(2**31 - 2**20)}, zipfile.ZIP_DEFLATED)
+        members = read_zip(folder / file)
+        (folder / file).write_bytes(zeros("more"))
+        add_to_zip(folder / file, members)
 
     def twice(folder: Path) -> None:
         with warnings.catch_warnings(), zipfile.ZipFile(folder / file, "a") as archive:
@@ -323,7 +349,7 @@ def zip_variants(source: str, file: str, member: str) -> Iterator[Variant]:
     hostile: dict[str, Change] = {
         "compressed": compressed,
         "compressed with LZMA": lambda folder: compressed(folder, zipfile.ZIP_LZMA),
-        "two GiB of zeros, compressed": bomb,
+        "much more than a GiB of zeros, compressed": bomb,
         "unknown compression": in_bytes(file, in_directory(10, struct.pack("<H", 99))),
         "size of four GiB": in_bytes(file, in_directory(20, struct.pack("<II", 2**32 - 2, 2**32 - 2))),
         "offset behind the end": in_bytes(file, in_directory(42, struct.pack("<I", 2**32 - 2))),
@@ -660,14 +686,15 @@ def first_format_variants() -> Iterator[Variant]:
 
     def bomb(members: dict[str, bytes]) -> None:
         buffer = io.BytesIO()
-        th.save({"x": th.zeros(2**29)}, buffer)
-        inner = io.BytesIO()
-        with zipfile.ZipFile(buffer) as old, zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as new:
-            for name in old.namelist():
-                new.writestr(name, old.read(name))
-        members["policy.pth"] = inner.getvalue()
+        th.save({"x": th.zeros(4)}, buffer)
+        inner = read_zip(buffer)
+        numbers = next(name for name in inner if "/data/" in name)
+        del inner[numbers]
+        much = io.BytesIO(zeros(numbers))
+        add_to_zip(much, inner)
+        members["policy.pth"] = much.getvalue()
 
-    yield Variant(source, "two GiB of tensors, compressed", in_zip(file, bomb))
+    yield Variant(source, "much more than a GiB of numbers, compressed", in_zip(file, bomb))
 
 
 NEWEST, OLDER = f"step_{STEPS}.zip", f"step_{STEPS - EVERY}.zip"

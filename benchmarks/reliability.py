@@ -259,8 +259,8 @@ def wait_for_first(folder: Path) -> float:
     """
     began = time.monotonic()
     while not checkpoints(folder):
-        if time.monotonic() > began + 120:
-            raise ValueError("no checkpoint was written within two minutes")
+        if time.monotonic() > began + START:
+            raise ValueError(f"no checkpoint was written within {START} seconds")
         time.sleep(0.01)
     return time.monotonic() - began
 
