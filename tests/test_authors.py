@@ -78,3 +78,13 @@ def test_refused(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(SystemExit, match="these are no weights"):
         authors.main([str(path), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+
+
+def test_observations_without_bounds_load_untrusted(tmp_path: Path) -> None:
+    """Infinite bounds are not lost in the file's JSON."""
+    env = gym.wrappers.TransformObservation(
+        gym.make("Pendulum-v1"), lambda obs: obs, gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    )
+    model = authors.model(actor().state_dict(), env, buffer_size=1, device="cpu")
+    model.save(tmp_path / "model")
+    assert CIR.load(tmp_path / "model", device="cpu", trusted=False).observation_space == env.observation_space
