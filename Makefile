@@ -1,10 +1,9 @@
-# The first of these that fits; another one: make PYTHON=python3.14
-TRIED := python3.11 python3.12 python3.13 python3 python
-FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+# The first of these that fits; another one: make PYTHON=python3.13
+TRIED := python3.11 python3.12 python3 python
+FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
 PYTHON ?= $(shell for name in $(TRIED); do $$name -c '$(FITS)' 2>/dev/null && { echo $$name; break; }; done)
 BIN := .venv/bin
-# dm_control needs labmaze, which has no wheel for Python 3.13.
-EXTRAS = $(shell $(PYTHON) -c 'import sys; print("dev,docs,benchmarks" + ",dmc" * (sys.version_info < (3, 13)))')
+EXTRAS := dev,docs,benchmarks,dmc
 
 .PHONY: help install demo demo-paper test test-all docs dist check format
 
@@ -21,7 +20,7 @@ help:
 install: .venv/installed
 
 .venv/installed: setup.cfg setup.py pyproject.toml constraints.txt sb3_cir/zoo_hook.py
-	@test -n '$(PYTHON)' || { echo 'No Python 3.11, 3.12 or 3.13 with venv was found: install one (Debian: python3-venv), or name one by make PYTHON=/path/to/python.' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'No Python 3.11 or 3.12 with venv was found: install one (Debian: python3-venv), or name one by make PYTHON=/path/to/python.' >&2; exit 1; }
 	@echo "Making .venv with $$($(PYTHON) --version): PyTorch, Stable-Baselines3, RL Zoo, simulators and tools. It takes 2 to 10 minutes."
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq --log .venv/pip.log --constraint constraints.txt --editable '.[$(EXTRAS)]' \

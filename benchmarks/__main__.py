@@ -10,7 +10,9 @@ COMMANDS = {
     "report": "tables, figures and a page from logs",
     "theory": "the paper's theorems on random finite Markov chains",
     "speed": "what a train call costs, beside its matrix products alone and beside other implementations",
+    "screen": "why CIR learns slowly on hard tasks, one part of CIR and SimBa at a time",
     "reliability": "runs that are killed, a full disk, damaged files, a long run",
+    "hostile": "damaged and hostile files of models, checkpoints and replay buffers: what becomes of each",
     "preset": "return against minutes: CIR with small networks beside SAC, on a CPU",
 }
 

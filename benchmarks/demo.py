@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.preset import SMALL
 from sb3_cir import CIR, envs
-from sb3_cir.variants import as_zoo_params
+from sb3_cir.methods import as_zoo_params
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -39,7 +39,7 @@ class Size(NamedTuple):
     :param steps: Of the agent
     :param learning_starts: Random steps among them
     :param params: CIR's arguments, beside its defaults
-    :param takes: For people, measured (see "Demo" in benchmarks/README.md)
+    :param takes: For people, measured (see "The demo" in benchmarks/README.md)
     """
 
     steps: int
@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "small": Size(8_000, SMALL["learning_starts"], SMALL, "about 5 minutes on 2 cores that nothing else uses"),
+    "small": Size(12_000, SMALL["learning_starts"], SMALL, "7 to 11 minutes, and less than a minute more to film it"),
     "paper": Size(5_000, 2_500, {}, "about 10 minutes on 2 cores, and is the first fiftieth of the paper's training"),
 }
 EVAL_EVERY = 1_000

@@ -125,6 +125,13 @@ class Job:
         return "odrl_sac" if algo == "sac" and self.task.two_domains else algo
 
     @property
+    def action_repeat(self) -> int:
+        """Steps of the simulator for one of the agent: the task's, unless the method has one of its own."""
+        known = methods.METHODS.get(self.algo)
+        own = None if known is None else known.action_repeat
+        return self.task.action_repeat if own is None else own
+
+    @property
     def folder(self) -> Path:
         """A colon in a folder's name is not for every file system."""
         return self.out / re.sub(r"[:=]", "_", self.method.name) / self.task.name / f"seed_{self.seed}"
@@ -143,18 +150,18 @@ class Job:
     def eval_every(self) -> int:
         """Agent steps between evaluations."""
         wanted = self.settings.eval_every or self.task.eval_every
-        return max(1, round(min(wanted, self.task.env_steps * self.settings.budget) / self.task.action_repeat))
+        return max(1, round(min(wanted, self.task.env_steps * self.settings.budget) / self.action_repeat))
 
     @property
     def agent_steps(self) -> int:
         """Steps of the agent: rounded up to whole evaluation intervals, so that the last step is evaluated."""
-        wanted = self.task.env_steps * self.settings.budget / self.task.action_repeat
+        wanted = self.task.env_steps * self.settings.budget / self.action_repeat
         return self.eval_every * math.ceil(round(wanted / self.eval_every, 6))
 
     @property
     def env_steps(self) -> int:
         """The same in steps of the simulator."""
-        return self.agent_steps * self.task.action_repeat
+        return self.agent_steps * self.action_repeat
 
     @property
     def done_steps(self) -> int:
@@ -185,7 +192,7 @@ class Job:
             "folder": str(self.folder),
             "exp_name": self.method.name,
             "env_name": self.task.name,
-            "action_repeat": self.task.action_repeat,
+            "action_repeat": self.action_repeat,
             "total_steps": self.agent_steps,
         }
         # With episodes that begin anew a job that was killed has the rows of one that was not.

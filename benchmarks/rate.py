@@ -45,7 +45,7 @@ def measure(job: Job) -> float | None:
     """
     with tempfile.TemporaryDirectory(prefix="sb3_cir_rate_") as folder:
         file = Path(folder) / "rate.json"
-        stopwatch = {"file": str(file), "action_repeat": job.task.action_repeat}
+        stopwatch = {"file": str(file), "action_repeat": job.action_repeat}
         command = job.short_command(
             WARM_UP, WARM_UP + FIRST + UPDATES + 1, Path(folder), {"benchmarks.rate.Stopwatch": stopwatch}
         )

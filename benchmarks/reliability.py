@@ -341,7 +341,7 @@ def damage(options: argparse.Namespace, console: Console) -> list[str]:
 
     said = []
     for how, spoil in (("cut in half", cut), ("one bit altered", flip), ("deleted", Path.unlink)):
-        for what in ("step_300.zip", "transitions/replay_300_*.npz"):
+        for what in ("step_300.zip", "transitions/replay_300_*.safetensors"):
             if how == "deleted" and what == "step_300.zip":
                 continue  # then it is just not there
             with tempfile.TemporaryDirectory() as name:

@@ -33,6 +33,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from benchmarks import figures
 from benchmarks.run import processor
 from sb3_cir import CIR, envs
+from sb3_cir.baselines import BRO, TD7, BROFast
 from sb3_cir.buffers import DeviceReplayBuffer
 
 OBSERVATIONS, ACTIONS, BATCH, WIDTH, DEPTH, REUSE = 24, 6, 256, 512, 2, 2  # walker's sizes and the paper's
@@ -147,6 +148,25 @@ def of_sb3(algorithm: type[OffPolicyAlgorithm], device: str, net_arch: list[int]
     """
     model = filled(algorithm("MlpPolicy", Sizes(), buffer_size=4096, device=device, policy_kwargs=dict(net_arch=net_arch)))
     return lambda: model.train(REUSE, BATCH)
+
+
+def td7(device: str) -> Train:
+    """
+    :param device: cpu or cuda
+    :return: Makes one update of TD7 at its own sizes, which is what a step of the agent takes
+    """
+    model = filled(TD7("MlpPolicy", Sizes(), buffer_size=4096, device=device))
+    return lambda: model.make_updates(1)
+
+
+def bro(algorithm: type[BRO], device: str) -> Train:
+    """
+    :param algorithm: BRO or BROFast
+    :param device: cpu or cuda
+    :return: Makes one train call at its own sizes, compiled, with all updates of a step
+    """
+    model = filled(algorithm("MlpPolicy", Sizes(), buffer_size=4096, device=device, compile=True))
+    return lambda: model.train(model.gradient_steps, model.batch_size)
 
 
 def sbx_simba() -> Train:
@@ -337,6 +357,9 @@ def peers(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         "CIR, compiled, bfloat16": apart(cir, device, compile=True, precision="bfloat16"),
         "SB3 SAC [512, 512], 2 gradient steps": apart(of_sb3, SAC, device, [512, 512]),
         "sb3-contrib TQC [512, 512, 512], 2 gradient steps": apart(of_sb3, TQC, device, [512, 512, 512]),
+        "TD7 at its own sizes, 1 update": apart(td7, device),
+        "BRO at its own sizes, compiled, 10 updates": apart(bro, BRO, device),
+        "BRO (fast) at its own sizes, compiled, 2 updates": apart(bro, BROFast, device),
     }
     if options.authors:
         trains[AUTHORS] = apart(authors, options.authors, device)

@@ -107,9 +107,11 @@ class Res(UShapeCritic):
 class OrthogonalLinear(StackedLinear):
     """:class:`StackedLinear` that begins with orthogonal weights and zero bias."""
 
+    gain = 1.0
+
     def reset_parameters(self) -> None:
         for weight in self.weight:
-            nn.init.orthogonal_(weight)
+            nn.init.orthogonal_(weight, self.gain)
         nn.init.zeros_(self.bias)
 
 
@@ -122,13 +124,14 @@ class Orthoini(UShapeCritic):
 class StackedLayerNorm(nn.Module):
     """``n_stack`` LayerNorms, one for each network of the stack: ``(n_stack, batch, width)`` to the same."""
 
-    def __init__(self, n_stack: int, width: int):
+    def __init__(self, n_stack: int, width: int, eps: float = 1e-5):
         super().__init__()
+        self.eps = eps
         self.weight = nn.Parameter(th.ones(n_stack, 1, width))
         self.bias = nn.Parameter(th.zeros(n_stack, 1, width))
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        return self.weight * F.layer_norm(x, x.shape[-1:]) + self.bias
+        return self.weight * F.layer_norm(x, x.shape[-1:], eps=self.eps) + self.bias
 
 
 class LNPerPlace(UShapeCritic):

@@ -20,6 +20,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
+from stable_baselines3.common.preprocessing import get_action_dim
 
 from sb3_cir.cir import CIR
 from sb3_cir.envs import paper_protocol
@@ -82,7 +83,7 @@ def model(weights: Mapping[str, th.Tensor], env: gym.Env[Any, Any] | str, **kwar
     order = columns(env)
     if order is not None and first.shape[1] == len(order):
         first = first[:, order]
-    n_actions = len(actor.mu.get_parameter("bias"))
+    n_actions = get_action_dim(made.action_space)
     pairs = {
         "latent_pi.0": (first, weights[KEYS[1]]),
         "latent_pi.2": (weights[KEYS[2]], weights[KEYS[3]]),

@@ -1,6 +1,7 @@
-"""Replay buffers for what SB3's own cannot hold, or holds in the wrong place."""
+"""Replay buffers for what SB3's own cannot hold, holds in the wrong place, or cannot draw."""
 
 import functools
+import math
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -81,6 +82,85 @@ class ScalarDictReplayBuffer(buffers.DictReplayBuffer):
         return {key: np.reshape(value, (self.n_envs, *self.obs_shape[key])) for key, value in obs.items()}
 
 
+class RecencyWeighted:
+    """
+    To stand before a replay buffer: new transitions are drawn more often than old ones.
+
+    The weight of a transition is ``max(min_weight, decay ** age)``. Its age is the number of steps added since, so that of the
+    newest is 0. Where several environments step together, their transitions of one step have one age. Drawing takes the same
+    time however many transitions there are: the sum of the weights up to any age has a closed form that can be inverted.
+
+    DR.Q (github.com/dmksjfl/DR.Q) has ``decay=0.9999`` and FoG ("forget and grow") ``decay=1 - 1e-5``, both with
+    ``min_weight=0.1``.
+
+    :param args: The buffer's own arguments
+    :param decay: In (0, 1]. With 1 all are drawn alike.
+    :param min_weight: In [0, 1]: the weight that no transition falls below.
+    :param kwargs: The buffer's own arguments
+    :raises ValueError: If ``decay`` or ``min_weight`` is out of its range.
+    """
+
+    # The buffer's
+    buffer_size: int
+    pos: int
+    full: bool
+    optimize_memory_usage: bool
+
+    def __init__(self, *args: Any, decay: float = 0.9999, min_weight: float = 0.1, **kwargs: Any):
+        if not 0 < decay <= 1:
+            raise ValueError(f"decay={decay}: it must lie in (0, 1], e.g. 0.9999.")
+        if not 0 <= min_weight <= 1:
+            raise ValueError(f"min_weight={min_weight}: it must lie in [0, 1], e.g. 0.1.")
+        super().__init__(*args, **kwargs)
+        self.decay = decay
+        self.min_weight = min_weight
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> Any:
+        """
+        :param batch_size: Number of transitions to draw, with replacement
+        :param env: To normalise them with, if given
+        :return: As the buffer's own
+        """
+        rows = (self.pos - 1 - self._draw_ages(batch_size)) % self.buffer_size
+        return self._get_samples(rows, env=env)  # type: ignore[attr-defined]
+
+    def _draw_ages(self, n: int) -> np.ndarray:
+        n_rows = self.buffer_size if self.full else self.pos
+        if self.full and self.optimize_memory_usage:
+            n_rows -= 1  # the newest transition's next observation stands in the oldest row
+        n_fading = self._n_fading(n_rows)
+        if n_fading == 0:
+            return np.random.randint(n_rows, size=n)
+        # The weights of the first k ages add up to (1 - decay ** k) / (1 - decay), which can be solved for k.
+        seen = 1 - self.decay**n_fading
+        fading = np.log1p(-seen * np.random.random_sample(n)) / math.log(self.decay)
+        fading = np.minimum(fading.astype(np.int64), n_fading - 1)  # rounding may lead one too far
+        flat = np.random.randint(n_fading, max(n_rows, n_fading + 1), size=n)
+        weight_of_flat = self.min_weight * (n_rows - n_fading)
+        is_flat = np.random.random_sample(n) < weight_of_flat / (weight_of_flat + seen / (1 - self.decay))
+        return np.where(is_flat, flat, fading)
+
+    def _n_fading(self, n_rows: int) -> int:
+        """Number of ages, from 0, at which the weight is still above ``min_weight``."""
+        if self.decay == 1 or self.min_weight == 1:
+            return 0
+        if self.min_weight == 0:
+            return n_rows
+        return min(n_rows, math.ceil(math.log(self.min_weight) / math.log(self.decay)))
+
+
+class RecencyReplayBuffer(RecencyWeighted, buffers.ReplayBuffer):
+    """
+    :class:`RecencyWeighted` as SB3's ``ReplayBuffer``, for any off-policy algorithm::
+
+        SAC("MlpPolicy", env, replay_buffer_class=RecencyReplayBuffer, replay_buffer_kwargs=dict(decay=0.9999, min_weight=0.1))
+    """
+
+
+class RecencyDictReplayBuffer(RecencyWeighted, ScalarDictReplayBuffer):
+    """:class:`RecencyWeighted` for Dict observations."""
+
+
 class DeviceReplayBuffer(buffers.ReplayBuffer):
     """
     SB3's ``ReplayBuffer`` with a copy of its transitions on the model's device: for GPUs.
@@ -103,20 +183,23 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
         super().__init__(buffer_size, observation_space, *args, **kwargs)
         if self.optimize_memory_usage:
             raise ValueError("optimize_memory_usage=True: DeviceReplayBuffer keeps both observations of a transition.")
-        self.forget()
+        self.rewritten()
 
     # What is on the device is made anew from the rows.
     derived = ("_on_device", "_n_new")
 
-    def forget(self) -> None:
-        """All transitions are sent to the device once more, when they are needed."""
+    def rewritten(self) -> None:
+        """
+        To be called by whoever has changed transitions where they are: all of them are sent to the device once more, when they
+        are needed.
+        """
         self._on_device: th.Tensor | None = None
         self._n_new = 0
 
     def reset(self) -> None:
         """Remove all transitions."""
         super().reset()
-        self.forget()
+        self.rewritten()
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         """As SB3's."""

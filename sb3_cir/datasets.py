@@ -149,7 +149,7 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
     if episode.observations.keys() != known.keys():
         raise ValueError(f"{what} has {', '.join(episode.observations)}, the model {', '.join(known)}.")
     expected = {name: (length + 1, *(space.shape or ())) for name, space in known.items()}
-    expected |= {"actions": (length, *model.action_space.shape)} | dict.fromkeys(COLUMNS[1:], (length,))
+    expected |= {"actions": (length, *(model.action_space.shape or ()))} | dict.fromkeys(COLUMNS[1:], (length,))
     arrays = episode.observations | episode.columns
     for name, array in arrays.items():
         if array.shape != expected[name] or array.dtype.kind not in "biuf":
@@ -207,7 +207,7 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
         buffer.pos, buffer.full = pos, False
         vars(buffer).update(values)
         if isinstance(buffer, DeviceReplayBuffer):
-            buffer.forget()
+            buffer.rewritten()
         raise
     cut_off(buffer)
 

@@ -29,6 +29,7 @@ class Method:
     :param hyperparams: Whose yaml RL Zoo takes, where it has none of its own
     :param search_space: Whose search space ``-optimize`` takes, where it has none of its own
     :param two_domains: Whether it learns from a source and a target domain
+    :param action_repeat: Simulator steps for one of the agent, where it is not the paper's protocol that says so
     """
 
     label: str
@@ -41,6 +42,7 @@ class Method:
     hyperparams: str = ""
     search_space: str = "sac"
     two_domains: bool = False
+    action_repeat: int | None = None
 
 
 CIR = "sb3_cir.cir:CIR"
@@ -78,17 +80,33 @@ METHODS: dict[str, Method] = {
         search_space="simba",
     ),
     "simba_smr": Method("SimBa (SMR)", "simba_smr", "sb3_cir.baselines:SimBaSMR", hyperparams="simba", search_space="simba"),
+    "bro": Method("BRO", "bro", "sb3_cir.baselines:BRO", aliases=("bro_utd10",), search_space="simba"),
+    "bro_fast": Method(
+        "BRO (fast)", "bro_fast", "sb3_cir.baselines:BROFast", aliases=("bro_utd2",), hyperparams="bro", search_space="simba"
+    ),
+    "td7": Method("TD7", "td7", "sb3_cir.baselines:TD7", search_space="td7"),
+    # What a method is compared with today.
+    "flash_sac": Method(
+        "FlashSAC",
+        "flash_sac",
+        "sb3_cir.baselines:FlashSAC",
+        aliases=("flashsac",),
+        search_space="simba",
+        action_repeat=1,
+    ),
+    "simba_v2": Method(
+        "SimbaV2",
+        "simba_v2",
+        "sb3_cir.baselines:SimbaV2",
+        aliases=("simbav2", "simbav2_utd2"),
+        search_space="simba",
+    ),
     "odrl_sac": Method("SAC (two domains)", "odrl_sac", "sb3_cir.baselines.two_domain_sac:TwoDomainSAC", two_domains=True),
     "darc": Method("DARC", "darc", "sb3_cir.baselines.darc:DARC", two_domains=True),
     "par": Method("PAR", "par", "sb3_cir.baselines.par:PAR", two_domains=True),
     # Known from logs and from the paper's tables.
-    "bro": Method("BRO", aliases=("bro_utd10",)),
-    "bro_fast": Method("BRO (fast)", aliases=("bro_utd2",)),
-    "td7": Method("TD7"),
     "tdmpc2": Method("TD-MPC2", aliases=("td_mpcv2", "td_mpc2")),
     "dreamerv3": Method("DreamerV3"),
-    "simba_v2": Method("SimbaV2", aliases=("simbav2", "simbav2_utd2")),
-    "flash_sac": Method("FlashSAC", aliases=("flashsac",)),
     "drq": Method("DR.Q"),
     "fog": Method("FoG"),
     "mrq": Method("MR.Q"),

@@ -154,9 +154,14 @@ class SMR(Resumable, SAC):
 
     def _update_critics(self, batch: ReplayBufferSamples, ent_coef: th.Tensor) -> dict[str, th.Tensor]:
         noise = self._draw_noise(batch)
-        critic_loss, q_mean = self._losses.minimise(self.critic.optimizer, self._critic_loss, batch, ent_coef, noise)
-        # Copies: where a compiled loss is a CUDA graph, the next one writes over what this one returned.
-        return {"critic_loss": critic_loss.clone(), "q_mean": q_mean.clone(), "ent_coef": ent_coef.squeeze()}
+        loss, q_values = self._losses.minimise(self.critic.optimizer, self._critic_loss, batch, ent_coef, noise)
+        return {
+            # A copy: where a compiled loss is a CUDA graph, the next one writes over what this one returned.
+            "critic_loss": loss.clone(),
+            "q_mean": q_values.mean(),
+            "q_abs_max": q_values.abs().max(),
+            "ent_coef": ent_coef.squeeze(),
+        }
 
     @th.no_grad()
     def _update_target_critics(self) -> None:
@@ -194,11 +199,11 @@ class SMR(Resumable, SAC):
         :param batch: Sampled transitions
         :param ent_coef: α
         :param noise: For the next actions, see :meth:`_draw_noise`
-        :return: The sum over critics of their mean squared errors, and the mean Q-value
+        :return: The sum over critics of their mean squared errors, and the Q-values, ``(batch, n_critics)``, detached
         """
         target = self._target(batch, ent_coef, noise)
         q_values = self._q_values(self.critic, batch.observations, batch.actions)
-        return (q_values - target).square().mean(dim=0).sum(), q_values.detach().mean()
+        return (q_values - target).square().mean(dim=0).sum(), q_values.detach()
 
     def _actor_loss(
         self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None
@@ -292,7 +297,6 @@ class SMR(Resumable, SAC):
         with th.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             fresh_actions, _ = self.actor.action_log_prob(batch.observations)
         scalars = {
-            "q_abs_max": q_values.abs().max(),
             "q_gain": (self._q_values(self.critic, batch.observations, fresh_actions) - q_values).mean(),
             "critic_grad_norm": gradient_norm(self.critic.optimizer),
             "actor_grad_norm": gradient_norm(self.actor.optimizer),

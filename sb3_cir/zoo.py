@@ -25,7 +25,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from sb3_cir import methods
-from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs import normalization
@@ -33,6 +33,7 @@ from sb3_cir.runs.algorithm import Resumable, resumable
 from sb3_cir.runs.files import checkpoints, is_checkpoint
 
 ALGOS: dict[str, type[BaseAlgorithm]] = {name: methods.algorithm(name) for name in methods.ours()}
+REPLAY_BUFFERS = (TwoDomainReplayBuffer, DeviceReplayBuffer, RecencyReplayBuffer, RecencyDictReplayBuffer)
 
 Method = Callable[..., Any]
 
@@ -51,7 +52,7 @@ def amend(module: ModuleType) -> None:
     """
     Add what our algorithms need to one of RL Zoo's modules.
 
-    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt`` and ``rl_zoo3.exp_manager``
+    :param module: One of ``rl_zoo3.utils``, ``rl_zoo3.hyperparams_opt``, ``rl_zoo3.exp_manager`` and ``rl_zoo3.callbacks``
     """
     _AMENDMENTS[module.__name__](module)
 
@@ -168,6 +169,7 @@ def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
     samplers["simba"], converters["simba"] = sample_simba_params, convert_simba_params
+    samplers["td7"], converters["td7"] = sample_td7_params, convert_td7_params
     for algo in ALGOS:
         like = methods.METHODS[algo].search_space
         samplers[algo], converters[algo] = samplers[like], converters[like]
@@ -365,7 +367,7 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
         name_newest_checkpoint(sys.argv)
     vars(exp_manager)["open"] = _open_utf8
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
-    vars(exp_manager).update(TwoDomainReplayBuffer=TwoDomainReplayBuffer, DeviceReplayBuffer=DeviceReplayBuffer)
+    vars(exp_manager).update({buffer.__name__: buffer for buffer in REPLAY_BUFFERS})
     manager = exp_manager.ExperimentManager
     for name, amended in _METHODS.items():
         method = getattr(manager, name)
@@ -373,10 +375,31 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
             setattr(manager, name, functools.wraps(method)(amended(method)))
 
 
+def _amend_callbacks(callbacks: ModuleType) -> None:
+    parallel = callbacks.ParallelTrainCallback
+    if not hasattr(parallel._init_callback, "__wrapped__"):  # once is enough
+        parallel._init_callback = functools.wraps(parallel._init_callback)(_as_its_own(parallel._init_callback, callbacks))
+
+
+def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
+    """RL Zoo loads the copy that learns in a thread as SB3's SAC, of which our algorithms are kinds."""
+
+    def amended(self: Any) -> None:
+        names, sac = vars(callbacks), callbacks.SAC
+        names["SAC"] = type(self.model) if isinstance(self.model, sac) else sac
+        try:
+            init_callback(self)
+        finally:
+            names["SAC"] = sac
+
+    return amended
+
+
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_spaces,
     "rl_zoo3.exp_manager": _amend_exp_manager,
+    "rl_zoo3.callbacks": _amend_callbacks,
 }
 
 
@@ -425,13 +448,13 @@ def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
 
 def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
     """
-    SimBa's search space for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
+    The search space of SimBa and BRO for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
 
     :param trial: The Optuna trial
     :param n_actions: Size of the action
     :param n_envs: Number of environments
     :param additional_args: Not used
-    :return: Arguments for SimBa
+    :return: Arguments for SimBa or BRO
     """
     sampled = {
         **_sample_usual_params(trial),
@@ -445,7 +468,7 @@ def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args
 def convert_simba_params(sampled: dict[str, Any]) -> dict[str, Any]:
     """
     :param sampled: A trial's values, by the names in :func:`sample_simba_params`
-    :return: Arguments for SimBa
+    :return: Arguments for SimBa or BRO
     """
     params = _convert_usual_params(sampled)
     critic = [params.pop("critic_width")] * params.pop("critic_blocks")
@@ -453,13 +476,44 @@ def convert_simba_params(sampled: dict[str, Any]) -> dict[str, Any]:
     return params
 
 
-def _sample_usual_params(trial: Any) -> dict[str, Any]:
-    return {
+def sample_td7_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
+    """
+    TD7's search space for ``-optimize``: the usual one without an averaging of targets, exploration, and LAP's exponent.
+
+    :param trial: The Optuna trial
+    :param n_actions: Size of the action
+    :param n_envs: Number of environments
+    :param additional_args: Not used
+    :return: Arguments for TD7
+    """
+    sampled = {
+        **_sample_usual_params(trial, tau=False),
+        "target_update_interval": trial.suggest_categorical("target_update_interval", [100, 250, 500, 1000]),
+        "exploration_noise": trial.suggest_float("exploration_noise", 0.02, 0.3, log=True),
+        "priority_exponent": trial.suggest_float("priority_exponent", 0.0, 0.8),
+        "width": trial.suggest_categorical("width", [128, 256, 512]),
+    }
+    return _as_arguments(trial, convert_td7_params(sampled))
+
+
+def convert_td7_params(sampled: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param sampled: A trial's values, by the names in :func:`sample_td7_params`
+    :return: Arguments for TD7
+    """
+    params = _convert_usual_params(sampled)
+    width = params.pop("width")
+    params["policy_kwargs"] = dict(net_arch=[width, width], encoder_width=width)
+    return params
+
+
+def _sample_usual_params(trial: Any, tau: bool = True) -> dict[str, Any]:
+    sampled = {
         "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
         "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
         "batch_size_pow": trial.suggest_int("batch_size_pow", 5, 10),
-        "tau": trial.suggest_float("tau", 0.001, 0.05, log=True),
     }
+    return sampled | ({"tau": trial.suggest_float("tau", 0.001, 0.05, log=True)} if tau else {})
 
 
 def _convert_usual_params(sampled: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import but ``sys``): it waits until RL Zoo's own modules are loaded and lets ``s
 # mypy: ignore-errors
 import sys
 
-MODULES = ("rl_zoo3.utils", "rl_zoo3.exp_manager", "rl_zoo3.hyperparams_opt")
+MODULES = ("rl_zoo3.utils", "rl_zoo3.exp_manager", "rl_zoo3.hyperparams_opt", "rl_zoo3.callbacks")
 
 
 class _AfterImport:

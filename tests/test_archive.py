@@ -1,8 +1,10 @@
 """Models that others made: what is loaded without a pickle, and what is refused."""
 
 import base64
+import contextlib
 import io
 import json
+import math
 import os
 import pickle
 import zipfile
@@ -12,9 +14,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch as th
 from gymnasium import spaces
 from small import changed, small, weights
+from stable_baselines3 import SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.utils import LinearSchedule
@@ -22,7 +27,9 @@ from torch import nn
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
+from sb3_cir.callbacks import NonFiniteGuard
 from sb3_cir.policies import CIRPolicy
+from sb3_cir.runs import arguments, state
 from sb3_cir.runs.plain import from_plain, to_plain
 
 
@@ -59,11 +66,25 @@ def poison(data: dict[str, Any], mark: Path, names: set[str] | None = None) -> N
             data[name] = {":type:": "", ":serialized:": code}
 
 
-def saved(tmp_path: Path, env: Any = "Pendulum-v1", policy: str = "MlpPolicy", **kwargs: Any) -> tuple[Any, Path]:
+def saved(
+    tmp_path: Path, env: Any = "Pendulum-v1", policy: str = "MlpPolicy", first_format: bool = False, **kwargs: Any
+) -> tuple[Any, Path]:
+    """A model and its file, in our format or as version 0.1 wrote it: SB3's, with plain values of what is pickled."""
     model = small(env, policy, **kwargs)
     model.learn(30)
-    model.save(tmp_path / "model")
-    return model, tmp_path / "model.zip"
+    path = tmp_path / "model.zip"
+    if not first_format:
+        model.save(tmp_path / "model")
+        return model, path
+    BaseAlgorithm.save(model, path)
+    plain = {arguments.attribute(name): each.value for name, each in arguments.take(model).items() if each.missing is None}
+    plain |= {name: to_plain(getattr(model, name)) for name in ("observation_space", "action_space")}
+
+    def add(data: dict[str, Any]) -> None:
+        data["_plain"] = {name: value for name, value in plain.items() if isinstance(data[name], dict)}
+
+    alter(path, add).replace(path)
+    return model, path
 
 
 def same(model: Any, loaded: Any) -> None:
@@ -94,10 +115,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("first_format", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_no_pickle_is_needed(tmp_path: Path, case: str) -> None:
+def test_no_pickle_is_needed(tmp_path: Path, case: str, first_format: bool) -> None:
     """With and without an environment; and it learns on."""
-    model, path = saved(tmp_path, **CASES[case])
+    model, path = saved(tmp_path, first_format=first_format, **CASES[case])
     mark = tmp_path / "mark"
     mark.mkdir()
     altered = alter(path, lambda data: poison(data, mark))
@@ -112,38 +134,165 @@ def test_no_pickle_is_needed(tmp_path: Path, case: str) -> None:
     assert loaded.learn(12, reset_num_timesteps=False).num_timesteps == model.num_timesteps + 12
 
 
-def test_every_attribute(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first_format", [False, True])
+def test_every_attribute(tmp_path: Path, first_format: bool) -> None:
     """Whatever is a pickle in the file, also where SB3 writes none, is not read; what is needed is asked for by name."""
-    model, path = saved(tmp_path)
+    model, path = saved(tmp_path, first_format=first_format)
     with zipfile.ZipFile(path) as archive:
-        names = set(json.loads(archive.read("data"))) - {"_plain"}
+        data = json.loads(archive.read("data"))
     mark = tmp_path / "mark"
     mark.mkdir()
-    for name in sorted(names):
+    asked_for = set()
+    for name in sorted(set(data) - {"_plain"}):
         altered = alter(path, lambda data, name=name: poison(data, mark, {name}))
         try:
             same(model, CIR.load(altered, device="cpu", trusted=False))
         except ValueError as error:
-            assert f"altered.zip: {name}: there is a pickle alone" in str(error)  # noqa: PT017
-            loaded = CIR.load(altered, device="cpu", trusted=False, custom_objects={name: getattr(model, name)})
-            same(model, loaded)
+            asked_for.add(name)
+            if name not in state.COUNTERS:
+                assert f"altered.zip: {name}: there is no plain value" in str(error)  # noqa: PT017
+                same(model, CIR.load(altered, device="cpu", trusted=False, custom_objects={name: getattr(model, name)}))
     assert not list(mark.iterdir())
+    # Beside the pickles there is a manifest, or else the plain values of what SB3 pickles alone.
+    assert ("gamma" in asked_for) == first_format
+    assert "policy_class" not in asked_for
     # It is a pickle that works: trusted as it is by default, it does what it was made for.
-    assert CIR.load(alter(path, lambda data: poison(data, mark, {"gamma"})), device="cpu").gamma is None
+    with contextlib.suppress(ValueError):
+        CIR.load(alter(path, lambda data: poison(data, mark, {"gamma"})), device="cpu")
     assert [each.name for each in mark.iterdir()] == ["gamma"]
 
 
 @pytest.mark.parametrize("member", ["policy.pth", "pytorch_variables.pth", "actor.optimizer.pth"])
-def test_pickle_among_the_tensors(tmp_path: Path, member: str) -> None:
-    _, path = saved(tmp_path)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_pickle_among_the_tensors(tmp_path: Path, member: str, trusted: bool) -> None:
+    """In SB3's format. Tensors need no pickle, whoever made them."""
+    _, path = saved(tmp_path, first_format=True)
     mark = tmp_path / "mark"
     bad = io.BytesIO()
     th.save({"log_ent_coef": Makes(mark)}, bad)
-    for content in (bad.getvalue(), pickle.dumps(Makes(mark))):
+    for content, message in ((bad.getvalue(), "there is more than tensors in"), (pickle.dumps(Makes(mark)), "")):
         altered = alter(path, members={member: content})
-        with pytest.raises(ValueError, match=r"altered\.zip: there is more than tensors in one of its \.pth files"):
-            CIR.load(altered, device="cpu", trusted=False)
+        with pytest.raises(ValueError, match=rf"altered\.zip: {message}.*{member}|altered\.zip: {member}: this is no archive"):
+            CIR.load(altered, device="cpu", trusted=trusted)
     assert not mark.exists()
+    assert pickle.loads(pickle.dumps(Makes(mark))) is None
+    assert mark.exists()
+
+
+def test_names_of_tensors(tmp_path: Path) -> None:
+    """A file sets what the model has, not what it names: SB3's loader follows any path of attributes."""
+    _, path = saved(tmp_path, first_format=True)
+    variables = io.BytesIO()
+    th.save({"log_ent_coef": th.zeros(1), "actor.mu.weight.__class__.__base__.data": th.zeros(1)}, variables)
+    altered = alter(path, members={"pytorch_variables.pth": variables.getvalue()})
+    for trusted in (False, True):
+        with pytest.raises(
+            ValueError, match=r"altered\.zip: variables/actor\.mu\.weight\.__class__\.__base__\.data was .*not there"
+        ):
+            CIR.load(altered, device="cpu", trusted=trusted)
+    assert "data" not in vars(th.Tensor)
+
+
+@pytest.mark.parametrize("member", ["policy.pth", "pytorch_variables.pth", "actor.optimizer.pth", "ent_coef_optimizer.pth"])
+def test_each_part_is_needed(tmp_path: Path, member: str) -> None:
+    _, path = saved(tmp_path, first_format=True)
+    part = path.with_name("part.zip")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(part, "w") as target:
+        for name in source.namelist():
+            if name != member:
+                target.writestr(name, source.read(name))
+    for trusted in (False, True):
+        with pytest.raises(ValueError, match=r"part\.zip"):
+            CIR.load(part, device="cpu", trusted=trusted)
+
+
+def test_another_algorithms(tmp_path: Path) -> None:
+    """Being a SAC is not being the same algorithm."""
+    sac = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(net_arch=[16]), buffer_size=10, device="cpu")
+    sac.save(tmp_path / "sac.zip")
+    for trusted in (False, True):
+        with pytest.raises(ValueError, match=r"sac\.zip is not of a CIR: it has no .*convex_coef"):
+            CIR.load(tmp_path / "sac.zip", device="cpu", trusted=trusted)
+    _, path = saved(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.zip is of a CIR, not of a SimBa\."):
+        SimBa.load(path, device="cpu")
+    _, path = saved(tmp_path, first_format=True)
+    with pytest.raises(ValueError, match=r"model\.zip has a CIRPolicy, which is no policy of a SimBa"):
+        SimBa.load(path, device="cpu")
+
+
+def manifest(path: Path, change: Any) -> Path:
+    """A copy in which ``change`` was made to the manifest."""
+    with zipfile.ZipFile(path) as archive:
+        said = json.loads(archive.read("manifest.json"))
+    change(said)
+    return alter(path, members={"manifest.json": json.dumps(said).encode()})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("convex_coef", 7, r"convex_coef=7: it must lie in \[0, 1\]"),
+        ("convex_coef", "x", "convex_coef is x, float was expected"),
+        ("precision", "int3", "precision='int3': it must be 'float32' or 'bfloat16'"),
+        ("sample_reuse", -3, "sample_reuse=-3: it must be a whole number of at least 1"),
+        ("sample_reuse", 10**30, "sample_reuse is 1000.*, it must be from"),
+        ("entropy_in_target", "no", "entropy_in_target is no, bool was expected"),
+        ("buffer_size", -5, "buffer_size is -5, it must be from 1 to"),
+        ("tau", math.nan, "tau is nan, it must be a number"),
+        ("stats_window_size", 0, "stats_window_size is 0, it must be from 1"),
+        ("train_freq", {":train_freq:": [0, "step"]}, "train_freq cannot be read .a train_freq of 0, at least 1"),
+        ("policy_kwargs", {"n_critics": 300_000}, "policy_kwargs has a 300000 in it"),
+        ("policy_kwargs", {"net_arch": [16] * 200_000}, "policy_kwargs has a list of 200000"),
+        ("policy_kwargs", {"net_arch": [4000] * 16}, r"policy/.* is \(.*\) there, and"),
+        ("policy_kwargs", {"x": 1}, "no CIR can have what it says .TypeError"),
+    ],
+    ids=str,
+)
+def test_values_that_no_constructor_allows(tmp_path: Path, name: str, value: Any, message: str) -> None:
+    _, path = saved(tmp_path)
+    altered = manifest(path, lambda said: said["arguments"][name].update(value=value))
+    with pytest.raises(ValueError, match=rf"altered\.zip.*{message}"):
+        CIR.load(altered, device="cpu", trusted=False)
+
+
+def test_where_to_write_is_no_files_to_say(tmp_path: Path) -> None:
+    _, path = saved(tmp_path)
+    altered = manifest(path, lambda said: said["arguments"]["tensorboard_log"].update(value=str(tmp_path / "chosen")))
+    assert CIR.load(altered, device="cpu", trusted=False).tensorboard_log is None
+
+
+def test_infinite_bounds(tmp_path: Path) -> None:
+    """JSON has no word for them."""
+    space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    _, path = saved(tmp_path, env=gym.wrappers.TransformObservation(gym.make("Pendulum-v1"), lambda obs: obs, space))
+    assert CIR.load(path, device="cpu", trusted=False).observation_space == space
+
+
+def test_what_is_not_finite(tmp_path: Path) -> None:
+    """What ``NonFiniteGuard`` saves can be looked at; a stranger's file cannot have it."""
+    model = small("Pendulum-v1")
+    with th.no_grad():
+        model.actor.mu.weight[0, 3] = math.nan
+    with pytest.raises(ValueError, match="the model as it is now was saved to"):
+        model.learn(30, callback=NonFiniteGuard(tmp_path))
+    (path,) = tmp_path.glob("non_finite_*.zip")
+    assert CIR.load(path, device="cpu").actor.mu.weight.isnan().sum() == 1
+    with pytest.raises(ValueError, match=r"non_finite_.*: policy/actor\.mu\.weight has nan in it"):
+        CIR.load(path, device="cpu", trusted=False)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(1, np.float32), np.zeros((16, 3), np.float64), np.full((16, 3), np.inf, np.float32)]
+)
+def test_moments_that_do_not_fit(tmp_path: Path, array: np.ndarray) -> None:
+    """The fused Adam would run past the end of those that are too small."""
+    _, path = saved(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        arrays = safetensors.numpy.load(archive.read("arrays.safetensors"))
+    content = safetensors.numpy.save(arrays | {"actor.optimizer/0/exp_avg": array})
+    with pytest.raises(ValueError, match=r"altered\.zip.*actor\.optimizer/0/exp_avg"):
+        CIR.load(alter(path, members={"arrays.safetensors": content}), device="cpu", trusted=False)
 
 
 def test_environment_named_in_a_file(tmp_path: Path) -> None:
@@ -168,7 +317,7 @@ class MyPolicy(CIRPolicy):
 def test_refused_by_name(tmp_path: Path, arguments: dict, given: dict) -> None:
     model, path = saved(tmp_path, **arguments)
     (name,) = given
-    message = rf"model\.zip: {name}: there is a pickle alone, .* Pass custom_objects={{'{name}': \.\.\.}}, or trusted=True"
+    message = rf"model\.zip: {name}: there is no plain value, .* Pass custom_objects={{'{name}': \.\.\.}}, or trusted=True"
     with pytest.raises(ValueError, match=message):
         CIR.load(path, device="cpu", trusted=False)
     same(model, CIR.load(path, device="cpu", trusted=False, custom_objects=given))
@@ -183,18 +332,15 @@ def test_action_noise(tmp_path: Path) -> None:
 
 def test_archive_without_plain_values(tmp_path: Path) -> None:
     """As SB3 writes it."""
-    model, path = saved(tmp_path)
+    model, path = saved(tmp_path, first_format=True)
     old = alter(path, lambda data: data.pop("_plain"))
     given = dict(policy_class=CIRPolicy, replay_buffer_class=None, train_freq=1)
-    with pytest.raises(
-        ValueError, match="policy_class, observation_space, action_space, replay_buffer_class, train_freq: there"
-    ):
+    with pytest.raises(ValueError, match="policy_class, train_freq, replay_buffer_class, observation_space"):
         CIR.load(old, device="cpu", trusted=False)
-    with pytest.raises(
-        ValueError, match=r"observation_space, action_space: there is a pickle alone.* or env=\.\.\., or trusted"
-    ):
+    with pytest.raises(ValueError, match=r"observation_space, action_space: there is no plain.* or env=\.\.\., or trusted"):
         CIR.load(old, device="cpu", trusted=False, custom_objects=given)
     same(model, CIR.load(old, env=gym.make("Pendulum-v1"), device="cpu", trusted=False, custom_objects=given))
+    same(model, CIR.load(old, device="cpu"))
 
 
 def test_trusted_is_as_before(tmp_path: Path) -> None:
@@ -203,6 +349,7 @@ def test_trusted_is_as_before(tmp_path: Path) -> None:
     assert CIR.load(path.with_suffix(""), device="cpu").policy_class is MyPolicy
     given = dict(policy_class=MyPolicy)
     with path.open("rb") as file:
+        file.seek(0, os.SEEK_END)  # where saving leaves it
         same(model, CIR.load(file, device="cpu", trusted=False, custom_objects=given))
     same(model, CIR.load(path.with_suffix(""), device="cpu", trusted=False, custom_objects=given))
     assert CIR.load(path, device="cpu")._last_obs is not None
@@ -210,7 +357,7 @@ def test_trusted_is_as_before(tmp_path: Path) -> None:
 
 def test_no_archive(tmp_path: Path) -> None:
     (tmp_path / "model.zip").write_bytes(b"no zip")
-    with pytest.raises(ValueError, match=r"model\.zip: this is no archive of a model"):
+    with pytest.raises(ValueError, match=r"model\.zip: this is no archive that can be read"):
         CIR.load(tmp_path / "model.zip", trusted=False)
 
 

@@ -62,7 +62,7 @@ def test_scores_are_normalised_as_the_paper_does():
     assert suites.task("walker-walk").score(973.9) == 973.9
     assert suites.task("h1-reach-v0").score(6000.0) == 500.0
     odrl = suites.task("walker2d-gravity-0.5")
-    assert odrl.score(10.08) == 0
+    assert odrl.score(10.08) == pytest.approx(0, abs=1e-3)  # ODRL has more digits than the paper
     assert odrl.score(5194.713) == pytest.approx(100)
     assert odrl.value(odrl.score(3759.8)) == pytest.approx(3759.8)
     assert odrl.action_repeat == 1

@@ -104,6 +104,15 @@ def test_goes_back_to_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert draw_all(model.replay_buffer, monkeypatch) == expected
 
 
+def test_rows_that_are_changed_where_they_are() -> None:
+    """The device has the new ones once it is told."""
+    model = small("Pendulum-v1", replay_buffer_class=DeviceReplayBuffer, learning_starts=1000).learn(30)
+    model.replay_buffer.sample(8)
+    model.replay_buffer.rewards[:] = 7
+    model.replay_buffer.rewritten()
+    assert (model.replay_buffer.sample(64).rewards == 7).all()
+
+
 def test_normalised_batches_are_sb3s() -> None:
     """Statistics move, so what was sent before would be out of date."""
     env = VecNormalize(make_vec_env("Pendulum-v1", N_ENVS))

@@ -7,15 +7,25 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from small import changed, small, weights
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir import CIR
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.off_dynamics import OffDynamicsCallback
+from sb3_cir.runs import rows
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
@@ -82,6 +92,115 @@ def test_set_parameters() -> None:
     assert changed(weights(model), other)
     other.set_parameters(model.get_parameters())
     assert not changed(weights(model), other)
+
+
+@pytest.mark.parametrize("sb3s_format", [False, True])
+def test_set_parameters_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sb3s_format: bool) -> None:
+    """Networks and optimisers, as with SB3; the temperature stays."""
+    model, other = small("Pendulum-v1", seed=0).learn(30), small("Pendulum-v1", seed=1)
+    monkeypatch.setattr(CIR, "sb3_archives", sb3s_format)
+    model.save(tmp_path / "model")
+    other.set_parameters(str(tmp_path / "model"))
+    assert same_tensors(model.get_parameters(), other.get_parameters())
+    assert not th.equal(model.log_ent_coef, other.log_ent_coef)
+
+
+BUFFERS: dict[str, Callable[[], Any]] = {
+    "vector": lambda: small("Pendulum-v1"),
+    "full": lambda: small("Pendulum-v1", buffer_size=30),
+    "two environments": lambda: small(make_vec_env("Pendulum-v1", n_envs=2)),
+    "n-step": lambda: small("Pendulum-v1", n_steps=3),
+    "dict": lambda: small(SimpleMultiObsEnv(discrete_actions=False), "MultiInputPolicy"),
+    "hindsight": lambda: small(
+        BitFlippingEnv(n_bits=4, continuous=True), "MultiInputPolicy", replay_buffer_class=HerReplayBuffer
+    ),
+    "device": lambda: small("Pendulum-v1", replay_buffer_class=DeviceReplayBuffer),
+    "memory": lambda: small(
+        "Pendulum-v1", optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False)
+    ),
+    "volatile": lambda: small("Pendulum-v1", replay_buffer_class=Prioritised),
+    "two domains": lambda: small("Pendulum-v1", model_class=TwoDomainSAC),
+}
+
+
+class Prioritised(ReplayBuffer):
+    """With a column that changes all the time, and a number of its own."""
+
+    volatile = ("priorities",)
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.priorities = np.zeros((self.buffer_size, self.n_envs), np.float32)
+        self.largest = 1.0
+
+    def add(self, *args: Any) -> None:
+        self.priorities[self.pos] = self.largest = self.largest + 0.5
+        super().add(*args)
+
+
+def rows_of(model: Any) -> dict[str, Any]:
+    """All that its replay buffers hold."""
+    return {
+        f"{name} {key}": value
+        for name, part in rows.parts(model.replay_buffer).items()
+        for key, value in (rows.columns(part) | rows.values(part) | dict(pos=part.pos, full=part.full)).items()
+    }
+
+
+def learned(kind: str) -> Any:
+    """A model whose replay buffer has something in each of its parts."""
+    model = BUFFERS[kind]()
+    two = kind == "two domains"
+    return model.learn(50, callback=OffDynamicsCallback("Pendulum-v1", target_freq=2, eval_freq=0) if two else None)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_replay_buffer_comes_back(kind: str, tmp_path: Path) -> None:
+    model, loaded = learned(kind), BUFFERS[kind]()
+    model.save_replay_buffer(tmp_path / "buffer")
+    loaded.load_replay_buffer(tmp_path / "buffer", truncate_last_traj=False, trusted=False)
+    ours, theirs = rows_of(model), rows_of(loaded)
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        if isinstance(value, np.ndarray):
+            filled = slice(None) if ours[f"{name.split()[0]} full"] else slice(ours[f"{name.split()[0]} pos"])
+            np.testing.assert_array_equal(value[filled], theirs[name][filled], err_msg=name)
+        else:
+            assert value == theirs[name], name
+    np.random.seed(0)
+    th.manual_seed(0)
+    ours = model.replay_buffer.sample(8)
+    np.random.seed(0)
+    th.manual_seed(0)
+    assert all(same_tensors(*pair) for pair in zip(ours, loaded.replay_buffer.sample(8), strict=True))
+
+
+def test_replay_buffers_that_are_refused(tmp_path: Path) -> None:
+    model = learned("vector")
+    OffPolicyAlgorithm.save_replay_buffer(model, tmp_path / "buffer.pkl")
+    with pytest.raises(ValueError, match=r"buffer\.pkl is a pickle, which can run any code: pass trusted=True"):
+        model.load_replay_buffer(tmp_path / "buffer.pkl", trusted=False)
+    loaded = small("Pendulum-v1")
+    loaded.load_replay_buffer(tmp_path / "buffer.pkl")
+    assert loaded.replay_buffer.pos == 50
+    path = tmp_path / "buffer.safetensors"
+    model.save_replay_buffer(path)
+    for other, message in (
+        (small("Pendulum-v1", buffer_size=400), "buffer_size=400: it was 500"),
+        (small("MountainCarContinuous-v0"), r"observations were float32 of shape \(3,\) .* and are float32 of shape \(2,\)"),
+        (BUFFERS["volatile"](), "priorities were not there"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            other.load_replay_buffer(path)
+        assert other.replay_buffer.size() == 0
+    content = bytearray(path.read_bytes())
+    for place in (-9, content.index(b"pos") + 7):  # a number, and what is said of them
+        altered = bytearray(content)
+        altered[place] ^= 1
+        path.write_bytes(altered)
+        with pytest.raises(ValueError, match=r"buffer\.safetensors"):
+            loaded.load_replay_buffer(path)
+    assert loaded.replay_buffer.pos == 50
 
 
 class Interrupt(BaseCallback):

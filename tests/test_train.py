@@ -160,10 +160,26 @@ def test_diagnosis() -> None:
     while model._n_updates < 220:
         model.logger.name_to_value.clear()
         model.train(gradient_steps=1, batch_size=16)
-        if "train/q_abs_max" in model.logger.name_to_value:
-            seen[model._n_updates] = model.logger.name_to_value["train/q_abs_max"]
+        if "train/q_gain" in model.logger.name_to_value:
+            seen[model._n_updates] = model.logger.name_to_value["train/critic_grad_norm"]
     assert list(seen) == [100, 200]
-    assert seen[100] > 25 > logged["train/q_abs_max"]
+    assert seen[100] > 2 * logged["train/critic_grad_norm"]
+
+
+def test_q_values_that_are_logged() -> None:
+    """The mean and the largest are of the same updates, so that the one is never beyond the other."""
+    model = filled()
+    with th.no_grad():
+        model.critic.q_network.head.weight.zero_()
+        model.critic.q_network.head.bias.fill_(-30.0)
+    model.train(gradient_steps=1, batch_size=16)
+    first = dict(model.logger.name_to_value)
+    assert -30.5 < first["train/q_mean"] < -28
+    for _ in range(120):
+        model.train(gradient_steps=1, batch_size=16)
+        logged = model.logger.name_to_value
+        assert abs(logged["train/q_mean"]) <= logged["train/q_abs_max"] * (1 + 1e-6)
+    assert logged["train/q_abs_max"] < first["train/q_abs_max"]
 
 
 def test_learning_rate_schedule() -> None:

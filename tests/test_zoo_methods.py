@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from small import small
 from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir import CIR, methods
-from sb3_cir.baselines import SMR, SimBa
 from sb3_cir.methods import as_zoo_params, zoo_command
 from sb3_cir.tasks import of_group
 from sb3_cir.variants import VARIANTS, arguments, main
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
+import rl_zoo3.callbacks
 import rl_zoo3.exp_manager
 import rl_zoo3.hyperparams_opt
 import rl_zoo3.train
@@ -32,6 +33,12 @@ ON_DMC = [name for name, method in methods.METHODS.items() if method.algo == nam
 STEPS = 300
 TINY = dict(learning_starts=STEPS - 20, batch_size=16, buffer_size=1000)
 NET_ARCH = dict(pi=[16, 16], qf=[16, 16])
+# Updates for each step of the agent by the yaml on dm_control, where they are not 2; -1 is as many as steps.
+UPDATES = {"sac_smr": 1, "sac_tanh": 1, "sac_tanh_norm": 1, "td7": -1, "bro": 10}
+# Arguments for a quick run in place of TINY's: TD7 learns after the first episode that follows this many steps.
+QUICK: dict[str, dict[str, Any]] = {"td7": dict(learning_starts=50)}
+# TD7 goes on to the end of an episode.
+STEPS_MADE = {"td7": 400}
 
 
 def config(algo: str, env_id: str, **kwargs: Any) -> Path:
@@ -47,7 +54,7 @@ def test_names() -> None:
     assert rl_zoo3.utils.ALGOS.items() >= zoo.ALGOS.items()
 
 
-@pytest.mark.parametrize("algo", ON_DMC)
+@pytest.mark.parametrize("algo", [name for name in ON_DMC if methods.METHODS[name].action_repeat is None])
 def test_yaml(algo: str) -> None:
     """All 27 tasks, with the paper's budgets in steps of the agent and its protocol; no argument is misspelt."""
     hyperparams = yaml.safe_load(zoo.yaml_of(algo).read_text())
@@ -58,8 +65,8 @@ def test_yaml(algo: str) -> None:
         assert entry["policy"] == "MlpPolicy"
     model_class = zoo.ALGOS.get(algo, SAC)
     model = model_class(env="Pendulum-v1", device="cpu", **entry | dict(buffer_size=10))
-    updates = model.gradient_steps * getattr(model, "sample_reuse", 1)
-    assert updates == (1 if issubclass(model_class, SMR) and not issubclass(model_class, (CIR, SimBa)) else 2)
+    # TD7 makes as many updates as steps.
+    assert model.gradient_steps * getattr(model, "sample_reuse", 1) == UPDATES.get(algo, 2)
     if "sac_" in algo:
         assert model.learning_starts == 2_500
         assert model.policy.net_arch == dict(pi=[512, 512], qf=[512, 512])
@@ -103,8 +110,8 @@ def test_search_space(algo: str) -> None:
 
 def small_params(algo: str, variant: str | None = None) -> list[str]:
     """``-params`` for a quick run, with narrow networks unless the variant is about size."""
-    params = TINY | ({} if variant is None else arguments(variant))
-    net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo else NET_ARCH
+    params = TINY | QUICK.get(algo, {}) | ({} if variant is None else arguments(variant))
+    net_arch = dict(pi=[16], qf=[16, 16]) if "simba" in algo or "bro" in algo else NET_ARCH
     params["policy_kwargs"] = dict(net_arch=net_arch) | params.get("policy_kwargs", {})
     return ["-params", *as_zoo_params(params)]
 
@@ -114,7 +121,7 @@ def check_trained(folder: Path, algo: str, model_class: type[BaseAlgorithm], env
     (path,) = folder.glob(f"{algo}/*/*.zip")
     model = model_class.load(path, device="cpu", buffer_size=1)
     assert path.stem == env_id.replace("/", "-")
-    assert model.num_timesteps == STEPS
+    assert model.num_timesteps == STEPS_MADE.get(algo, STEPS)
     assert model._n_updates >= 20
     action, _ = model.predict(np.zeros(model.observation_space.shape, np.float32), deterministic=True)
     assert np.isfinite(action).all()
@@ -184,3 +191,14 @@ def test_printed_command(
     subprocess.run(line, shell=True, env=shell, cwd=tmp_path, check=True)
     (path,) = tmp_path.glob("cir/*/*.zip")
     check_arguments(CIR.load(path, buffer_size=1), arguments(variant))
+
+
+def test_parallel_training_is_the_models_own() -> None:
+    """RL Zoo's callback learns with a copy of the model, which it would load as SB3's SAC."""
+    model = small("Pendulum-v1", sample_reuse=3, train_freq=5)
+    callback = rl_zoo3.callbacks.ParallelTrainCallback(gradient_steps=2)
+    model.learn(60, callback=callback)
+    assert type(callback._model) is CIR
+    assert callback._model._n_updates > 0
+    assert callback._model._n_updates % (2 * 3) == 0
+    assert rl_zoo3.callbacks.SAC is SAC

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+from rl_zoo3.utils import ALGOS
+from sb3_contrib import TQC
+from stable_baselines3 import SAC, TD3
 from test_save_load import TRAIN, wait_for
 from test_zoo import run
 
@@ -46,9 +50,9 @@ def test_zoo(tmp_path: Path) -> None:
     continued = run(*command, "-n", str(total), "-i", str(path), cwd=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
     assert f"Continuing at step {step} of {total}, from " in continued
     manifest = read(second / "checkpoints").manifest
-    assert manifest["step"] == total
-    assert manifest["counters"]["_n_updates"] == 2 * (total - 50)
-    assert manifest["buffers"]["replay"]["pos"] == total
+    assert manifest.step == total
+    assert manifest.counters["_n_updates"] == 2 * (total - 50)
+    assert manifest.buffers["replay"].pos == total
     # What was evaluated before counts on.
     steps = np.load(second / "evaluations.npz")["timesteps"].tolist()
     assert steps == list(range(150, total + 1, 150))
@@ -63,12 +67,40 @@ def test_zoo_two_domains(tmp_path: Path) -> None:
     place = str(folder / "step_80.zip")
     run(*command, "-n", "130", "-i", place, cwd=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
     manifest = read(Path(str(folder).replace("v0_1", "v0_2"))).manifest
-    assert {name: buffer["pos"] for name, buffer in manifest["buffers"].items()} == {"source": 130, "target": 13}
-    assert manifest["callbacks"]["OffDynamicsCallback"][0]["target_steps"] == 13
+    assert {name: buffer.pos for name, buffer in manifest.buffers.items()} == {"source": 130, "target": 13}
+    assert manifest.callbacks["OffDynamicsCallback"][0]["target_steps"] == 13
+
+
+@pytest.mark.parametrize(
+    "algo", ["sac", pytest.param("td3", marks=pytest.mark.slow), pytest.param("tqc", marks=pytest.mark.slow)]
+)
+def test_zoo_resumes_sb3s_own(algo: str, tmp_path: Path) -> None:
+    """Their runs go on too, and the models that they save stay those that SB3 itself loads."""
+    options = ["--save-freq", "100", "--eval-freq", "-1", "--seed", "1", "-params", "policy_kwargs:dict(net_arch=[16])"]
+    options += ["batch_size:16", "learning_starts:50"]
+    command = ["-c", TRAIN, "--algo", algo, "--env", "Pendulum-v1", *options]
+    run(*command, "-n", "200", cwd=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
+    first, second = (tmp_path / f"logs/{algo}/Pendulum-v1_{index}" for index in (1, 2))
+    assert (first / "rl_model_100_steps.zip").is_file()
+    shown = run(
+        *command,
+        "-n",
+        "300",
+        "-i",
+        str(first / "checkpoints/step_200.zip"),
+        cwd=tmp_path,
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    assert "Continuing at step 200 of 300" in shown
+    model = {"sac": SAC, "td3": TD3, "tqc": TQC}[algo].load(second / "Pendulum-v1.zip", device="cpu")
+    assert (model.num_timesteps, read(second / "checkpoints").manifest.algorithm) == (300, algo.upper())
 
 
 def test_zoo_leaves_others_alone(tmp_path: Path) -> None:
-    options = ["--save-freq", "50", "--eval-freq", "-1", "-params", "learning_starts:500"]
-    command = ["-c", TRAIN, "--algo", "sac", "--env", "Pendulum-v1", *options, "-n", "60"]
+    """Without ``--save-freq`` they are SB3's, and what is on-policy always is."""
+    assert ALGOS["sac"] is SAC
+    options = ["--save-freq", "50", "--eval-freq", "-1", "-params", "n_steps:32", "batch_size:32", "n_envs:1"]
+    command = ["-c", TRAIN, "--algo", "ppo", "--env", "Pendulum-v1", *options, "-n", "60"]
     run(*command, cwd=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
-    assert (tmp_path / "logs/sac/Pendulum-v1_1/rl_model_50_steps.zip").is_file()
+    assert (tmp_path / "logs/ppo/Pendulum-v1_1/rl_model_50_steps.zip").is_file()
+    assert not (tmp_path / "logs/ppo/Pendulum-v1_1/checkpoints").exists()

@@ -5,45 +5,14 @@ from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim
-from stable_baselines3.common.torch_layers import create_mlp
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
-from torch import nn
 
+from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.buffers import join
-from sb3_cir.networks import AvgRNorm
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
-
-
-class DynamicsEncoder(nn.Module):
-    """
-    A representation of states, and of the next state as predicted from a state and an action.
-
-    :param obs_dim: Size of the observation
-    :param action_dim: Size of the action
-    :param width: Size of hidden layers and of the representation
-    """
-
-    def __init__(self, obs_dim: int, action_dim: int, width: int):
-        super().__init__()
-        self.state = nn.Sequential(*create_mlp(obs_dim, width, [width, width], nn.ELU), AvgRNorm(1.0))
-        self.state_action = nn.Sequential(*create_mlp(width + action_dim, width, [width, width], nn.ELU))
-
-    def error(self, batch: ReplayBufferSamples) -> th.Tensor:
-        """
-        :param batch: Transitions
-        :return: Mean squared error of the predicted representation of the next state, which itself is taken as given;
-            ``(batch, 1)``
-        """
-        assert isinstance(batch.observations, th.Tensor)
-        with th.no_grad():
-            actual = self.state(batch.next_observations.float())
-        state = self.state(batch.observations.float())
-        predicted = self.state_action(th.cat([state, batch.actions], dim=1))
-        error: th.Tensor = (predicted - actual).square().mean(dim=1, keepdim=True)
-        return error
 
 
 class PAR(TwoDomainSAC):

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.runs import archive, arguments, checkpoint, rows, state, watch
+from sb3_cir.runs import archive, arguments, checkpoint, parameters, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
 
@@ -57,6 +58,7 @@ class Resumable(OffPolicyAlgorithm):
     _resumed: Stored | None = None  # until its first rollout
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
+    _at_start: state.Values = {}  # of the callbacks, when it began
 
     @classmethod
     def resume(cls, place: str | os.PathLike[str], env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any) -> Self:
@@ -71,15 +73,28 @@ class Resumable(OffPolicyAlgorithm):
         :param env: The environment to go on in, as many in number as there were; ``VecNormalize``, if there was one, takes
             its statistics from the checkpoint.
         :param device: Device to go on on
-        :param kwargs: The constructor's arguments that are to differ, and those that no JSON can hold
+        :param kwargs: The constructor's arguments that are to differ, those that no JSON can hold, and ``tensorboard_log``:
+            a file does not say where to write
         :return: The model
         :raises FileNotFoundError: If there is no checkpoint that can be read.
         :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
         """
         stored = checkpoint.read(Path(place))
         checkpoint.check_class(cls, stored.manifest.algorithm, str(stored.path))
-        read = arguments.read(cls, stored.manifest.arguments, kwargs, str(stored.path))
-        model = cls(env=env, device=device, **read, **kwargs)
+        what = str(stored.path)
+        read = arguments.read(cls, stored.manifest.arguments, kwargs, what)
+        arguments.check(cls, read, what)
+        parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)
+        if not isinstance(env, VecEnv):  # whose errors are not the file's
+            env = cls._wrap_env(maybe_make_env(env, 0))
+        make: Any = functools.partial(cls, env=env, device=device, **read, **kwargs)
+        with arguments.constructing(cls, what):
+            if arguments.takes(cls, "_init_setup_model"):
+                model: Self = make(_init_setup_model=False)
+                parameters.rehearse(model, stored.arrays, what)
+                model._setup_model()
+            else:
+                model = make()
         model._restore(stored)
         return model  # what differs was asked for by name
 
@@ -137,7 +152,9 @@ class Resumable(OffPolicyAlgorithm):
         return self
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        return super()._init_callback(with_expected_time(self, callback), progress_bar)
+        ready = super()._init_callback(with_expected_time(self, callback), progress_bar)
+        self._at_start = state.results(ready)
+        return ready
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
@@ -207,7 +224,8 @@ class Resumable(OffPolicyAlgorithm):
             allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
         """
         options = archive.Options(env, device, custom_objects or {}, print_system_info, force_reset, trusted, kwargs)
-        return archive.load(cls, path, options)
+        model: Self = archive.load(cls, path, options)
+        return model
 
     def set_parameters(
         self,
@@ -245,7 +263,7 @@ class Resumable(OffPolicyAlgorithm):
         archive.load_buffer(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]
+        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver", "_at_start"]
 
 
 Algorithm = TypeVar("Algorithm", bound=type[OffPolicyAlgorithm])

@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch as th
@@ -27,7 +27,6 @@ from stable_baselines3.common.save_util import data_to_json, json_to_data, open_
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
-from torch.overrides import TorchFunctionMode
 
 from sb3_cir.buffers import cut_off
 from sb3_cir.runs import arguments, checkpoint, files, parameters, rows, state
@@ -41,8 +40,6 @@ File = str | pathlib.Path | io.BufferedIOBase
 # What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
 DISPENSABLE = {"lr_schedule", "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"}
 SPACES = ("observation_space", "action_space")
-# No network is so large that a count in its arguments may be larger than this, unless an array of the file is.
-LARGEST_COUNT = 4096
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,8 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
         VERSION: sb3_version,
         SYSTEM: get_system_info(print_info=False)[1],
     }
-    content = files.pack_archive(members).getbuffer()
     file = open_path(path, "w", verbose=0, suffix="zip")
-    file.write(content)
+    files.pack_archive(members, file)
     if isinstance(path, (str, pathlib.Path)):
         file.close()
 
@@ -124,10 +120,7 @@ def load(kind: type[Any], path: File, options: Options) -> Any:
         get_system_info()
     content = read(kind, path, options)
     attributes = _trusted(content, options) if options.trusted else _untrusted(kind, content, options)
-    try:
-        return _build(kind, content, attributes, options)
-    except MemoryError as error:
-        raise ValueError(f"{content.what}: a model of these sizes does not fit into memory.") from error
+    return _build(kind, content, attributes, options)
 
 
 def read(kind: type[Any], path: File, options: Options) -> Content:
@@ -146,6 +139,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
     if MANIFEST not in members:
         return _read_first_format(kind, members, what, len(content))
     files.require(members, [ARRAYS, PICKLES], what)
+    files.read_json(members[PICKLES], f"{what}: {PICKLES}")
     manifest = validate(Model, files.read_json(members[MANIFEST], f"{what}: {MANIFEST}"), f"{what}: {MANIFEST}")
     checkpoint.check_class(kind, manifest.algorithm, what)
     return Content(
@@ -163,6 +157,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
 def _bytes(path: File, suffix: str) -> tuple[str, bytes]:
     """:return: The file's name, and what is in it"""
     if not isinstance(path, (str, pathlib.Path)):
+        path.seek(0)  # Where it was left does not matter to SB3 either: a zip is read from its end.
         return str(getattr(path, "name", path)), path.read()
     found = Path(path)
     if not found.exists() and not found.suffix:
@@ -174,6 +169,8 @@ def _read_first_format(kind: type[Any], members: dict[str, bytes], what: str, si
     """What SB3 writes, and wrote for version 0.1: attributes in JSON, some as pickles; state dicts by ``torch.save``."""
     if PICKLES not in members:
         raise DamagedError(f"{what}: this is no archive of a model.")
+    if ARRAYS in members:
+        raise DamagedError(f"{what}: {MANIFEST} is missing in it.")
     attributes = files.read_json(members[PICKLES], f"{what}: {PICKLES}")
     plain = attributes.get("_plain") or {}
     if not isinstance(plain, dict):
@@ -193,7 +190,10 @@ def _read_first_format(kind: type[Any], members: dict[str, bytes], what: str, si
 def _check_algorithm(kind: type[Any], policy: Argument | None, attributes: dict[str, Any], what: str) -> None:
     """SB3's format does not say of which class a model is: its policy tells, or the arguments that only one class has."""
     if policy is not None and policy.missing is None:
-        found = from_plain(policy.value)
+        try:
+            found = from_plain(policy.value)
+        except ValueError as error:
+            raise DamagedError(f"{what}: its policy cannot be read ({error}).") from error
         if isinstance(found, type) and not issubclass(found, tuple(kind.policy_aliases.values())):
             raise ValueError(
                 f"{what} has a {found.__name__}, which is no policy of a {kind.__name__}: it is another algorithm's."
@@ -214,6 +214,7 @@ def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, n
         name, _, suffix = member.rpartition(".")
         if suffix != "pth":
             continue
+        files.unpack_archive(content, f"{what}: {member}")  # whose tensors may be far larger than it looks
         try:
             value = th.load(io.BytesIO(content), map_location="cpu", weights_only=True)
             if name == "pytorch_variables":
@@ -228,16 +229,22 @@ def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, n
             raise DamagedError(f"{what}: there is more than tensors in {member}, which is not read.") from error
         except Exception as error:  # torch's reader, and whatever stands where a state dict should
             raise DamagedError(f"{what}: {member} holds no state that can be read ({short(str(error))}).") from error
-    arrays = {name: parameters.to_array(value) for name, value in tensors.items()}
-    return {name: array for name, array in arrays.items() if name.rpartition("/")[2] not in parameters.NOT_LEARNED}, rates
+    arrays = {}
+    for name, value in tensors.items():
+        if name.rpartition("/")[2] not in parameters.NOT_LEARNED:
+            try:
+                arrays[name] = parameters.to_array(value)
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise DamagedError(f"{what}: {short(name)} is no array of numbers ({short(str(error))}).") from error
+    return arrays, rates
 
 
 def _trusted(content: Content, options: Options) -> dict[str, Any]:
     """:return: All attributes, pickles among them"""
     try:
         attributes = json_to_data(content.attributes, options.custom_objects)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{content.what}: its attributes are no JSON ({short(str(error))}).") from error
+    except Exception as error:  # a pickle can fail in any way
+        raise DamagedError(f"{content.what}: its attributes cannot be read ({short(str(error))}).") from error
     attributes.pop("_plain", None)
     return attributes
 
@@ -245,7 +252,7 @@ def _trusted(content: Content, options: Options) -> dict[str, Any]:
 def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str, Any]:
     """:return: What has a name that the class knows, and a plain value"""
     given = options.custom_objects | options.changes
-    attributes = {name: value for name, value in given.items() if name not in DISPENSABLE} | content.counters
+    attributes = {name: value for name, value in given.items() if name not in DISPENSABLE}
     missing = []
     for name in (*arguments.names(kind), *SPACES):
         attribute = arguments.attribute(name)
@@ -253,6 +260,8 @@ def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str,
             attributes[attribute] = given.get(attribute, given.get(name))
         elif name in SPACES and options.env is not None:
             continue
+        elif name in arguments.PATHS:
+            attributes[attribute] = None
         elif name not in content.plain or content.plain[name].missing is not None:
             missing.append(attribute)
         else:
@@ -268,25 +277,8 @@ def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str,
             f"{content.what}: {', '.join(missing)}: there is no plain value, and a pickle is not read from a file that is "
             f"not trusted. Pass custom_objects={{{example}}}{hint}, or trusted=True if you trust whoever made it."
         )
-    _check_counts(attributes.get("policy_kwargs"), content)
+    parameters.check_counts(attributes.get("policy_kwargs"), content.arrays, content.what)
     return attributes
-
-
-def _check_counts(value: Any, content: Content) -> None:
-    """Lists as long, and counts as large, as no network of these arrays has them would take hours to build."""
-    most = max([LARGEST_COUNT, len(content.arrays), *(max(array.shape, default=0) for array in content.arrays.values())])
-    if isinstance(value, dict):
-        for each in value.values():
-            _check_counts(each, content)
-    elif isinstance(value, (list, tuple)):
-        if len(value) > max(len(content.arrays), 16):
-            raise DamagedError(
-                f"{content.what}: policy_kwargs has a list of {len(value)}, its networks {len(content.arrays)} arrays."
-            )
-        for each in value:
-            _check_counts(each, content)
-    elif isinstance(value, int) and value > most:
-        raise DamagedError(f"{content.what}: policy_kwargs has a {short(value)} in it, the largest of its arrays {most} rows.")
 
 
 def _build(kind: type[Any], content: Content, attributes: dict[str, Any], options: Options) -> Any:
@@ -297,29 +289,33 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     :param options: How
     :return: The model
     """
-    env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
-    _check_spaces(content, attributes, env)
-    if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
-        raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
-    attributes |= options.changes
+    attributes |= {name: value for name, value in options.changes.items() if name != "policy_kwargs"}
     named = {name: arguments.attribute(name) for name in arguments.names(kind)}
     given = {name: attributes[key] for name, key in named.items() if key in attributes}
-    try:
+    asked = options.custom_objects | options.changes
+    read = {name: value for name, value in given.items() if not {name, named[name]} & asked.keys()}
+    arguments.check(kind, read, content.what)
+    if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
+        raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
+    env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
+    _check_spaces(content, attributes, env)
+    with arguments.constructing(kind, content.what):
         model = kind(env=env, device=options.device, _init_setup_model=False, **given)
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
-        vars(model).update(attributes)
+        vars(model).update({name: value for name, value in attributes.items() if name not in content.counters})
         model.n_envs = content.n_envs if env is None else env.num_envs
         if not options.trusted:
-            _rehearse(model, content)
+            arguments.check_noise(model.action_noise, model.action_space.shape, content.what)
+            parameters.rehearse(model, content.arrays, content.what)
         model._setup_model()
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, AssertionError) as error:
-        raise ValueError(f"{content.what}: no {kind.__name__} can have what it says ({short(str(error))}).") from error
     if env is not None and options.force_reset:
         model._last_obs = None
     parameters.check(model, content.arrays, content.what, finite=not options.trusted)
+    parameters.check_rates(model, content.rates, content.what)
     parameters.put(model, content.arrays, content.rates)
-    if not options.trusted:
-        state.put_counters(model, content.counters)
+    counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
+    state.check_counters(model, counters, content.what)
+    state.put_counters(model, counters)
     if model.use_sde:
         model.policy.reset_noise()
     return model
@@ -337,37 +333,6 @@ def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> Non
         check_for_correct_spaces(env, attributes["observation_space"], attributes["action_space"])
 
 
-class _WithoutMemory(TorchFunctionMode):
-    """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return args[0] if func is th.Tensor.to else func(*args, **(kwargs or {}))
-
-
-def _rehearse(model: Any, content: Content) -> None:
-    """
-    Build the networks once without memory, to see that they have the sizes of the file's arrays.
-
-    :param model: A model that is not set up
-    :param content: What was read
-    :raises DamagedError: If they have not.
-    """
-    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.SGD, optimizer_kwargs=None)
-    try:
-        with th.device("meta"), _WithoutMemory():
-            policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
-    except (NotImplementedError, RuntimeError):
-        return  # One that looks at its own numbers cannot be built so; it is compared when it is there.
-    shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
-    for name, array in content.arrays.items():
-        if name.startswith("policy/") and shapes.get(name) != array.shape:
-            raise DamagedError(
-                f"{content.what}: {short(name)} is {array.shape}, its settings say {shapes.get(name, 'nothing')}."
-            )
-
-
 def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
     """
     :param model: A model, which gets networks and optimisers of another
@@ -379,6 +344,7 @@ def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
     arrays = {name: array for name, array in content.arrays.items() if not name.startswith(parameters.VARIABLES)}
     arrays |= {name: array for name, array in own.items() if name.startswith(parameters.VARIABLES)}
     parameters.check(model, arrays, content.what, finite=False)
+    parameters.check_rates(model, content.rates, content.what)
     parameters.put(model, arrays, content.rates)
 
 
@@ -398,7 +364,8 @@ def save_buffer(buffer: ReplayBuffer, path: File) -> None:
         for key, column in rows.columns(part).items()
     }
     described = {name: rows.describe(part, []) for name, part in parts.items()}
-    manifest = Buffer(format=1, buffers=described, checksum=files.checksum(arrays)).model_dump_json()
+    said = Buffer(format=1, buffers=described, checksum=0)
+    manifest = said.model_copy(update={"checksum": files.checksum(arrays, said.model_dump_json())}).model_dump_json()
     if not isinstance(path, (str, pathlib.Path)):
         path.write(files.pack(arrays, manifest))
         return
@@ -416,8 +383,6 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     :param unpickle: SB3's own ``load_replay_buffer``
     :raises ValueError: If it does not fit, or is a pickle that is not trusted.
     """
-    buffer = model.replay_buffer
-    assert buffer is not None, "The replay buffer is not defined"
     if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
         path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
     what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
@@ -427,22 +392,46 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
         unpickle(path, truncate)
         return
     said, arrays = files.read_arrays(path, what)
+    buffer = _buffer_to_fill(model)
     manifest = validate(Buffer, files.read_json(said, what), what)
     parts = rows.parts(buffer)
     if parts.keys() != manifest.buffers.keys():
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
-    for name, array in arrays.items():
-        part, _, column = name.partition("/")
-        columns.setdefault(part, {})[column] = array
+    for key, array in arrays.items():
+        owner, _, column = key.partition("/")
+        columns.setdefault(owner, {})[column] = array
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)
         rows.check_columns(columns.pop(name), saved, rows.filled_of(saved, part), set(), what)
-    if columns or files.checksum(arrays) != manifest.checksum:
+    if columns or files.checksum(arrays, manifest.model_copy(update={"checksum": 0}).model_dump_json()) != manifest.checksum:
         raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
     for name, part in parts.items():
         own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
         rows.load(part, manifest.buffers[name], iter([(0, own)]))
-        if truncate and isinstance(part, (HerReplayBuffer, NStepReplayBuffer)):
+        if truncate and isinstance(part, HerReplayBuffer):
+            part.truncate_last_trajectory()
+        elif truncate and isinstance(part, NStepReplayBuffer):
             cut_off(part)
+    buffer.device = model.device
+    model.replay_buffer = buffer
+
+
+def _buffer_to_fill(model: OffPolicyAlgorithm) -> ReplayBuffer:
+    """The model's own, or one as it was made with, where it has been given away."""
+    if getattr(model, "replay_buffer", None) is not None:
+        return cast(ReplayBuffer, model.replay_buffer)
+    assert model.replay_buffer_class is not None
+    kwargs: dict[str, Any] = dict(model.replay_buffer_kwargs)
+    if issubclass(model.replay_buffer_class, HerReplayBuffer):
+        kwargs["env"] = model.env
+    return model.replay_buffer_class(
+        model.buffer_size,
+        model.observation_space,
+        model.action_space,
+        device=model.device,
+        n_envs=model.n_envs,
+        optimize_memory_usage=model.optimize_memory_usage,
+        **kwargs,
+    )

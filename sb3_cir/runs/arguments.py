@@ -1,17 +1,46 @@
 """The constructor's arguments of a model, which SB3 keeps as attributes, as plain values and back."""
 
+import contextlib
 import inspect
+import math
+import types
+import typing
 import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_cir.runs.files import short
-from sb3_cir.runs.plain import LARGEST_SPACE, Argument, from_plain, to_plain
+from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.plain import LARGEST_SPACE, OBJECTS, Argument, from_plain, to_plain
 
 # Where SB3 keeps an argument under another name.
 ATTRIBUTES = {"policy": "policy_class", "stats_window_size": "_stats_window_size"}
 NOT_KEPT = {"self", "env", "device", "_init_setup_model"}
+# A file does not say where a run writes to: whoever loads it does.
+PATHS = {"tensorboard_log"}
+
+# The least and the largest value of what SB3's constructors take without a look.
+LIMITS: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, 1e6),
+    "buffer_size": (1, 2**48),
+    "learning_starts": (-(2**53), 2**53),
+    "batch_size": (1, 2**24),
+    "tau": (0, 1),
+    "gamma": (0, 1),
+    "train_freq": (1, 2**53),
+    "gradient_steps": (-1, 10**6),
+    "n_steps": (1, 10**6),
+    "ent_coef": (0, 1e6),
+    "target_entropy": (-1e6, 1e6),
+    "target_update_interval": (1, 2**53),
+    "sde_sample_freq": (-1, 2**53),
+    "stats_window_size": (1, 10**6),
+    "verbose": (-(2**31), 2**31),
+    "seed": (0, 2**32 - 1),
+}
 
 
 def names(kind: type) -> list[str]:
@@ -32,6 +61,115 @@ def names(kind: type) -> list[str]:
         if not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
             break
     return [name for name in found if name not in NOT_KEPT and name not in getattr(kind, "fixed_arguments", ())]
+
+
+def takes(kind: type, name: str) -> bool:
+    """
+    :param kind: A class of algorithms
+    :param name: An argument
+    :return: Whether its constructor takes it, by name or among all others
+    """
+    parameters = inspect.signature(kind).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _declared(kind: type) -> dict[str, tuple[Any, Any]]:
+    """:return: What each argument is declared to be, and its default"""
+    found: dict[str, tuple[Any, Any]] = {}
+    for each in kind.__mro__:
+        init = vars(each).get("__init__")
+        if init is None or each is OffPolicyAlgorithm:
+            continue
+        try:
+            hints = typing.get_type_hints(init)
+        except (NameError, TypeError):  # of somebody's own, for type checkers alone
+            continue
+        for name, parameter in inspect.signature(init).parameters.items():
+            if name in hints:
+                found.setdefault(name, (hints[name], parameter.default))
+    return found
+
+
+def check(kind: type, given: Mapping[str, Any], what: str) -> None:
+    """
+    Look at values from a file before they are passed to a constructor, which may take anything without a look.
+
+    :param kind: The class that is to be made
+    :param given: Its constructor's arguments
+    :param what: Where they are from, for the error
+    :raises DamagedError: If one is of another kind than the constructor declares, or out of its range.
+    """
+    declared = _declared(kind)
+    for name, value in given.items():
+        if name in declared and value != declared[name][1] and not _fits(value, declared[name][0]):
+            raise DamagedError(f"{what}: {name} is {short(value)}, {_words(declared[name][0])} was expected.")
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            least, most = LIMITS.get(name, (-math.inf, math.inf) if isinstance(value, float) else (-(2**53), 2**53))
+            if not least <= value <= most:
+                allowed = "a number" if math.isnan(value) else f"from {least} to {most}"
+                raise DamagedError(f"{what}: {name} is {short(value)}, it must be {allowed}.")
+
+
+def _alternatives(declared: Any) -> tuple[Any, ...]:
+    return typing.get_args(declared) if isinstance(declared, (types.UnionType, typing._UnionGenericAlias)) else (declared,)  # type: ignore[attr-defined]
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    """Numbers, texts and switches must be declared; a class and an object must be of a declared kind."""
+    kinds = [typing.get_origin(kind) or kind for kind in _alternatives(declared)]
+    if Any in kinds:
+        return True
+    if isinstance(value, bool) or value is None:
+        return type(value) in kinds
+    if isinstance(value, int):
+        return int in kinds or float in kinds
+    if isinstance(value, float):
+        return float in kinds or (int in kinds and value.is_integer())
+    if isinstance(value, str):
+        return str in kinds
+    others = [kind for kind in kinds if isinstance(kind, type)]
+    return isinstance(value, tuple(others)) if others else callable(value)
+
+
+def _words(declared: Any) -> str:
+    names = [getattr(kind, "__name__", str(kind)) for kind in _alternatives(declared)]
+    return " or ".join("None" if name == "NoneType" else name for name in names)
+
+
+def check_noise(noise: ActionNoise | None, shape: tuple[int, ...], what: str) -> None:
+    """
+    :param noise: A model's action noise
+    :param shape: Of an action
+    :param what: Where it is from, for the error
+    :raises DamagedError: If it is no finite numbers of this shape.
+    """
+    attributes = OBJECTS.get(type(noise), {})
+    for name in {"mean", "sigma", "initial_noise"} & attributes.keys():
+        value = getattr(noise, attributes[name])
+        array = np.zeros(()) if value is None else np.asarray(value)
+        if array.dtype.kind not in "biuf" or array.shape not in ((), (1,), shape) or not np.isfinite(array).all():
+            raise DamagedError(f"{what}: action_noise has a {name} of {short(value)}, {shape} finite numbers were expected.")
+
+
+@contextlib.contextmanager
+def constructing(kind: type, what: str) -> Iterator[None]:
+    """
+    While a model is made of what a file says, errors name the file.
+
+    :param kind: The class that is made
+    :param what: The file
+    :raises ValueError: In the place of any error that a wrong value brings about.
+    """
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if what in text else f"{what}: {' '.join(text.split())}") from error
+    except MemoryError as error:
+        raise ValueError(f"{what}: a model of these sizes does not fit into memory.") from error
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, AssertionError) as error:
+        text = short(" ".join(str(error).split()))
+        raise ValueError(f"{what}: no {kind.__name__} can have what it says ({type(error).__name__}: {text}).") from error
 
 
 def values(model: OffPolicyAlgorithm) -> dict[str, Any]:
@@ -89,6 +227,11 @@ def read(
     read = {}
     for name in names(kind):
         if name in given:
+            continue
+        if name in PATHS:
+            value = arguments.get(name, Argument()).value
+            if value is not None:
+                warnings.warn(f"{what}: {name} was {short(value)}, which only you can say: pass {name}=...", stacklevel=4)
             continue
         if name not in arguments:
             raise ValueError(f"{what}: it has no argument {name}; pass {name}=...")

@@ -82,7 +82,7 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
     with contextlib.suppress(OSError):
         # Nothing older is deleted before this one is sure to be there.
         files.flush(folder)
-        _clean(saved, keep)
+        _clean(saved, None if before is None else before.step, keep)
     return saved
 
 
@@ -96,7 +96,7 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
         successes=[float(success) for success in model.ep_success_buffer],
         random=state.take_random(model),
         buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
-        callbacks=state.take_callbacks(callback),
+        callbacks=state.take_callbacks(callback, getattr(model, "_at_start", {})),
     )
 
 
@@ -116,12 +116,13 @@ def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
     )
 
 
-def _clean(saved: Saved, keep: int) -> None:
+def _clean(saved: Saved, before: int | None, keep: int) -> None:
     """
     Delete what is not needed: older checkpoints of this run, those of it that are damaged or of a future that it went back
     behind, and files left half-written. What is another's, or cannot be read just now, is not judged and stays.
 
     :param saved: The newest checkpoint
+    :param before: The step of the one that it adds to: what lies between the two is of a future that was left
     :param keep: How many to keep
     """
     kept, used, unknown = 0, set(), False
@@ -131,11 +132,12 @@ def _clean(saved: Saved, keep: int) -> None:
         except DamagedError:
             path.unlink()
             continue
-        except OSError:
+        except (OSError, FormatError):
             unknown = True
             continue
         ours = manifest.run == saved.run
-        if ours and (step > saved.step or kept == keep):
+        left = step != saved.step and (before is None or step > before)
+        if ours and (left or kept == keep):
             path.unlink()
             continue
         kept += ours
@@ -230,6 +232,7 @@ def _read_whole(path: Path) -> Stored:
     files.require(members, [ARRAYS], path.name)
     arrays = files.unpack(members[ARRAYS], ARRAYS)
     state.check_random(manifest.random, arrays, path.name)
+    state.check_callbacks(manifest.callbacks, path.name)
     for name, saved in manifest.buffers.items():
         elsewhere = state.elsewhere_of(arrays, name)
         rows.check_blocks(saved, path.parent, elsewhere)

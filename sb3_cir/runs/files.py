@@ -16,7 +16,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -27,7 +27,9 @@ ROWS_FOLDER = "transitions"
 ROWS = re.compile(r"[a-z_]+_\d{1,18}_[0-9a-f]{12}\.safetensors")
 PART = re.compile(r"\.(step_\d+\.zip|[a-z_]+_\d+_[0-9a-f]{12}\.safetensors)\.part")
 NOTE = "sb3_cir"
-JSON_BYTES = 4 * 2**20  # More than any run has to say; parsed, JSON takes up to thirty times as much.
+JSON_BYTES = 256 * 2**20  # Pickles of images can be long.
+JSON_VALUES = 500_000  # More than any run has to say; parsed, each takes up to a hundred bytes.
+HEADER_BYTES = 2**24  # Names and shapes of some hundred thousand arrays.
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -128,23 +130,43 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
         raise
 
 
-def read_arrays(path: str | Path | BinaryIO, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
     """
     :param path: A file of arrays with a note
     :param what: What it is, for the error
     :return: The note, and the arrays by name
     :raises DamagedError: If it is anything else.
     """
-    content = read_regular(Path(path)) if isinstance(path, (str, Path)) else path.read()
-    arrays = unpack(content, what)  # which has looked at the length of the header
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    note = header.get("__metadata__", {}).get(NOTE)
+    if isinstance(path, (str, Path)):
+        note, arrays = _map_arrays(Path(path), what)
+    else:
+        content = path.read()
+        arrays = unpack(content, what)  # which has looked at the length of the header
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        note = header.get("__metadata__", {}).get(NOTE)
     if note is None:
         raise DamagedError(f"{what}: it has arrays, but does not say of what.")
     return note.encode(), arrays
 
 
-def is_pickle(path: str | Path | BinaryIO) -> bool:
+def _map_arrays(path: Path, what: str) -> tuple[str | None, dict[str, np.ndarray]]:
+    """The same without having the file in memory twice: it may be large."""
+    _check_header(read_regular(path, 8), what)
+    try:
+        with safetensors.safe_open(path, "np") as opened:
+            return (opened.metadata() or {}).get(NOTE), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
+        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({_first_line(error)}).") from error
+
+
+def _check_header(content: bytes, what: str) -> None:
+    if int.from_bytes(content[:8], "little") > HEADER_BYTES:
+        raise DamagedError(
+            f"{what}: these are no arrays in the safetensors format (a header of more than {HEADER_BYTES} bytes)."
+        )
+
+
+def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     """
     :param path: A file
     :return: Whether it begins as pickles do
@@ -163,6 +185,7 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     :return: Its arrays by name. Together they are no larger than the file.
     :raises DamagedError: If it is anything else.
     """
+    _check_header(content, what)
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
@@ -171,28 +194,29 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     return {name: np.require(array, requirements=["A", "W", "C"]) for name, array in arrays.items()}
 
 
-def checksum(arrays: Mapping[str, np.ndarray]) -> int:
+def checksum(arrays: Mapping[str, np.ndarray], note: str = "") -> int:
     """
     :param arrays: Arrays by name
-    :return: CRC-32 of their numbers, in the order of their names
+    :param note: JSON that lies beside them
+    :return: CRC-32 of the note, and of their numbers in the order of their names
     """
-    value = 0
+    value = zlib.crc32(note.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        value = zlib.crc32(array.reshape(-1).view(np.uint8), value)
+        value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
     return value
 
 
-def pack_archive(members: Mapping[str, bytes | str]) -> io.BytesIO:
+def pack_archive(members: Mapping[str, Any], file: Any = None) -> Any:
     """
-    :param members: Contents by name
+    :param members: Contents by name, bytes or text
+    :param file: An open file that is to get it; in memory by default
     :return: A zip that has them, uncompressed
     """
-    archive = io.BytesIO()
+    archive = io.BytesIO() if file is None else file
     with zipfile.ZipFile(archive, "w") as opened:
         for name, content in members.items():
             opened.writestr(name, content)
-    archive.seek(0)
     return archive
 
 
@@ -235,8 +259,9 @@ def read_json(content: bytes, what: str) -> dict[str, Any]:
     :return: The object that it holds
     :raises DamagedError: If it is no JSON, no object, too long or too deep.
     """
-    if len(content) > JSON_BYTES:
-        raise DamagedError(f"{what}: {len(content)} bytes of JSON, {JSON_BYTES} are allowed.")
+    values = sum(content.count(mark) for mark in (b",", b"[", b"{"))
+    if len(content) > JSON_BYTES or values > JSON_VALUES:
+        raise DamagedError(f"{what}: {len(content)} bytes of JSON with {values} values, {JSON_VALUES} are allowed.")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -14,10 +14,15 @@ import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
-from sb3_cir.runs.files import short
+from sb3_cir.runs.files import DamagedError, short
 
 VARIABLES = "variables"
+# What an optimiser keeps that is never below zero. It takes the root of some of it.
+SQUARES = ("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
+# No network is so large that a count in its arguments may be larger than this, unless an array of the file is.
+LARGEST_COUNT = 4096
 # A fixed temperature is an argument.
 NOT_LEARNED = {"ent_coef_tensor"}
 
@@ -40,7 +45,8 @@ def optimizers(model: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
 
 def _objects(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
     for name in model._get_torch_save_params()[0]:
-        yield name, recursive_getattr(model, name)
+        found = recursive_getattr(model, name)
+        yield name, getattr(found, "_orig_mod", found)  # of what torch.compile has wrapped
 
 
 def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
@@ -116,10 +122,82 @@ def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, fin
     for name, array in arrays.items():
         if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise ValueError(f"{what}: {name} has {array[~np.isfinite(array)][0]} in it.")
+        if name in allowed and name.rpartition("/")[2] in SQUARES and (array < 0).any():
+            raise ValueError(f"{what}: {name} has {array.min()} in it, which is never below zero.")
     for name in {name.rpartition("/")[0] for name in allowed if name in arrays}:
         missing = [each for each in allowed if each.rpartition("/")[0] == name and each not in arrays]
         if missing:
             raise ValueError(f"{what}: {missing[0]} is missing.")
+
+
+def check_rates(model: BaseAlgorithm, rates: Mapping[str, list[float]], what: str) -> None:
+    """
+    :param model: A model
+    :param rates: The :func:`learning_rates` of another
+    :param what: Where they are from, for the error
+    :raises DamagedError: If they are not of its optimisers, or if one can be none.
+    """
+    groups = {name: len(each.param_groups) for name, each in optimizers(model).items()}
+    if {name: len(each) for name, each in rates.items()} != groups:
+        raise DamagedError(f"{what}: it has learning rates of {short(dict(rates))}, where {short(groups)} were expected.")
+    for name, each in rates.items():
+        if not all(0 <= rate < np.inf for rate in each):
+            raise DamagedError(f"{what}: the learning rates of {name} cannot be {short(each)}.")
+
+
+def check_counts(value: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
+    """
+    Lists as long, and counts as large, as no network of these arrays has them would take hours to build.
+
+    :param value: ``policy_kwargs``, or what is in it
+    :param arrays: What the networks have learned
+    :param what: Where both are from, for the error
+    :raises DamagedError: If there is one.
+    """
+    most = max([LARGEST_COUNT, len(arrays), *(max(array.shape, default=0) for array in arrays.values())])
+    if isinstance(value, dict):
+        for each in value.values():
+            check_counts(each, arrays, what)
+    elif isinstance(value, (list, tuple)):
+        if len(value) > max(len(arrays), 16):
+            raise DamagedError(f"{what}: policy_kwargs has a list of {len(value)}, its networks {len(arrays)} arrays.")
+        for each in value:
+            check_counts(each, arrays, what)
+    elif isinstance(value, int) and value > most:
+        raise DamagedError(f"{what}: policy_kwargs has a {short(value)} in it, the largest of its arrays {most} rows.")
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is th.Tensor.to else func(*args, **(kwargs or {}))
+
+
+def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
+    """
+    Build the networks once without memory, to see that they have the sizes of the arrays.
+
+    :param model: A model that is not set up
+    :param arrays: What is to be put into it
+    :param what: Where they are from, for the error
+    :raises DamagedError: If they have not.
+    """
+    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.SGD, optimizer_kwargs=None)
+    try:
+        with th.device("meta"), _WithoutMemory():
+            policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
+    except Exception:
+        return  # One that looks at its own numbers cannot be built so. What else fails will fail again.
+    shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
+    for name, array in arrays.items():
+        if name.startswith("policy/") and shapes.get(name) != array.shape:
+            raise DamagedError(
+                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} is {array.shape} there, "
+                f"and {shapes.get(name, 'nothing')} here."
+            )
 
 
 def _say(form: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
@@ -178,7 +256,8 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
     groups = [
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
-    other = type(optimizer)(groups)
+    kind: Any = type(optimizer)  # whose arguments are not those of their base class
+    other = kind(groups)
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()

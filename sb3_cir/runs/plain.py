@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise, VectorizedActionNoise
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
@@ -91,7 +91,7 @@ def from_plain(plain: Any, largest: int = LARGEST_SPACE) -> Any:
     """
     try:
         return _from_plain(plain, largest)
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError) as error:
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError) as error:
         raise ValueError(f"{short(plain)} has no meaning here ({type(error).__name__}: {short(str(error))})") from error
 
 
@@ -102,6 +102,8 @@ def _from_plain(plain: Any, largest: int) -> Any:
         return plain
     if ":train_freq:" in plain:
         frequency, unit = plain[":train_freq:"]
+        if not 1 <= int(frequency) < 2**53:
+            raise ValueError(f"a train_freq of {short(frequency)}, at least 1 is allowed")
         return TrainFreq(int(frequency), TrainFrequencyUnit(unit))
     if ":tuple:" in plain:
         return tuple(_from_plain(entry, largest) for entry in plain[":tuple:"])
@@ -132,7 +134,8 @@ def _object_from_plain(name: str, arguments: dict[str, Any], largest: int) -> An
 def _dtype(name: Any) -> np.dtype[Any]:
     if name not in DTYPES:
         raise ValueError(f"there is no kind of number {short(name)}")
-    return np.dtype(name)
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 def _named(name: str) -> type | None:
@@ -204,11 +207,21 @@ def _limit(numbers: int, largest: int) -> None:
 class Schema(BaseModel):
     """What an object in a JSON file must have; it must have nothing else."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    # Infinite bounds of spaces are written as JSON in Python has them; by default they would become null.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, ser_json_inf_nan="constants")
 
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = bool | int | float
+
+
+def _has_return_and_length(episode: dict[str, Number]) -> dict[str, Number]:
+    if not {"r", "l"} <= episode.keys():
+        raise ValueError("an episode has its return as r and its length as l")
+    return episode
+
+
+Episode = Annotated[dict[str, Number], AfterValidator(_has_return_and_length)]  # which SB3 logs the means of
 
 
 class Argument(Schema):
@@ -301,7 +314,7 @@ class Buffer(Schema):
 
     :param format: Of the file
     :param buffers: The parts that it consists of
-    :param checksum: Of all rows, see :func:`~sb3_cir.runs.files.checksum`
+    :param checksum: Of all rows, and of this without the checksum, see :func:`~sb3_cir.runs.files.checksum`
     """
 
     format: Literal[1]
@@ -312,7 +325,7 @@ class Buffer(Schema):
 class PythonRandom(Schema):
     """The state of Python's generator that is no array: the last of its Gaussian pair."""
 
-    gauss: float | None
+    gauss: Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class NumpyRandom(Schema):
@@ -355,7 +368,7 @@ class Checkpoint(Model):
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     step: Count
-    episodes: list[dict[str, Number]]
+    episodes: list[Episode]
     successes: list[Number]
     random: Random
     buffers: dict[Annotated[str, Field(pattern="^[a-z_]+$")], Rows]
@@ -378,6 +391,8 @@ def validate(schema: type[Kind], value: dict[str, Any], what: str) -> Kind:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         entry = ".".join(str(part) for part in first["loc"])
-        raise DamagedError(f"{what}: {short(entry)} is {short(first['input'])}: {first['msg'].lower()}.") from error
+        found = {"missing": "missing", "extra_forbidden": "nothing that is known here"}.get(first["type"])
+        said = found or f"{short(first['input'])}: {first['msg'].lower()}"
+        raise DamagedError(f"{what}: {short(entry)} is {said}.") from error
     except RecursionError as error:
         raise DamagedError(f"{what}: it is nested too deeply.") from error

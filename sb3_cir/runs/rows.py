@@ -162,8 +162,16 @@ def check(buffer: ReplayBuffer, saved: Rows, what: str) -> None:
     if saved.pos >= saved.size:
         raise DamagedError(f"{what}: pos is {saved.pos}, a buffer of {saved.size} rows has none of that number.")
     for name, value in values(buffer).items():
-        if name not in saved.values or np.shape(saved.values[name]) != np.shape(value):
+        if not _is_like(saved.values.get(name), value):
             raise ValueError(f"The replay buffer's {name} is not in {what} as it is here.")
+
+
+def _is_like(saved: Any, ours: Any) -> bool:
+    try:
+        array = np.asarray(saved)
+    except ValueError:  # lists of different lengths
+        return False
+    return array.dtype.kind in "biuf" and array.shape == np.shape(ours) and bool(np.isfinite(array).all())
 
 
 def _say(column: Column | None) -> str:
@@ -244,13 +252,17 @@ def check_blocks(saved: Rows, folder: Path, elsewhere: set[str]) -> None:
     :raises DamagedError: If a block is not what was written, or if they are not all of its rows.
     """
     end = 0
+    if len({block.file for block in saved.blocks}) < len(saved.blocks):
+        raise DamagedError("two blocks of rows are in one file")
     for block in saved.blocks:
         arrays = read_block(folder, block)
         if block.first != end:
             raise DamagedError(f"{block.file} begins at row {block.first}, not {end}.")
         end += block.rows
         check_columns(arrays, saved, block.rows, elsewhere, block.file)
-    if not (saved.size if saved.full else saved.pos) <= end <= saved.size:
+    # Where memory usage is optimised, the next row has something in it too, see :func:`filled`.
+    expected = [saved.size] if saved.full else [saved.pos, min(saved.pos + 1, saved.size)]
+    if end not in expected:
         raise DamagedError(f"there are {end} rows of a replay buffer that has come to {saved.pos}.")
 
 

@@ -5,7 +5,9 @@ It is put back in two steps. :func:`put` makes the model what it was. What the e
 :func:`go_on`, when ``learn()`` has reset the environments and made the callbacks ready.
 """
 
+import inspect
 import random
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common import callbacks as sb3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import VectorizedActionNoise
@@ -22,7 +25,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import cut_off
-from sb3_cir.runs import parameters, rows
+from sb3_cir.runs import arguments, parameters, rows
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import Checkpoint, NumpyRandom, PythonRandom, Random, SpaceRandom
 
@@ -144,16 +147,37 @@ def take_random(model: OffPolicyAlgorithm) -> Random:
     )
 
 
-def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
+Values = dict[int, dict[str, Any]]  # of each callback by its id, its attributes by name
+
+
+def take_callbacks(callback: BaseCallback, at_start: Values) -> dict[str, list[dict[str, Any]]]:
     """
     :param callback: The one that ``learn()`` was given
-    :return: For each class of callback in it, what of each object goes on
+    :param at_start: What :func:`results` was when it was
+    :return: For each class of callback in it, what of each object goes on. What has not changed since the start is no result.
     """
     states: dict[str, list[dict[str, Any]]] = {}
     for each in tree(callback):
-        state = {name: _as_lists(getattr(each, name)) for name in _state_names(each) if hasattr(each, name)}
-        states.setdefault(type(each).__name__, []).append(state)
+        before, state = at_start.get(id(each), {}), _results(each)
+        changed = {name: value for name, value in state.items() if name not in before or before[name] != value}
+        lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
+        if lost:
+            warnings.warn(f"{type(each).__name__}: no checkpoint can hold its {', '.join(lost)}: numbers alone.", stacklevel=2)
+        kept = {name: value for name, value in changed.items() if name not in lost}
+        states.setdefault(type(each).__name__, []).append(kept)
     return states
+
+
+def results(callback: BaseCallback) -> Values:
+    """
+    :param callback: The one that ``learn()`` was given
+    :return: What of each callback in it may be a result
+    """
+    return {id(each): _results(each) for each in tree(callback)}
+
+
+def _results(callback: BaseCallback) -> dict[str, Any]:
+    return {name: _as_lists(getattr(callback, name)) for name in _state_names(callback) if hasattr(callback, name)}
 
 
 def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
@@ -186,9 +210,9 @@ def _state_names(callback: BaseCallback) -> list[str]:
     return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
 
 
-def _arguments_of(kind: type) -> tuple[str, ...]:
-    code = getattr(vars(kind)["__init__"], "__code__", None)
-    return () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+def _arguments_of(kind: type) -> list[str]:
+    """Those that are many in one are among them: ``*steps`` may be kept as ``steps``."""
+    return list(inspect.signature(vars(kind)["__init__"]).parameters)
 
 
 def _is_result(value: Any) -> bool:
@@ -228,23 +252,28 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
     :param stored: From where
     :raises ValueError: If they do not fit each other. Nothing is changed before all of it is known to fit.
     """
-    manifest, what = stored.manifest, "the run to resume"
+    manifest, what = stored.manifest, f"the run to resume ({stored.path.name})"
     learned = {name: array for name, array in stored.arrays.items() if name.split("/")[0] in _learned(model)}
     parameters.check(model, learned, what)
-    if manifest.learning_rates.keys() != parameters.optimizers(model).keys():
-        raise DamagedError(f"{stored.path}: it has learning rates of {short(list(manifest.learning_rates))}.")
+    parameters.check_rates(model, manifest.learning_rates, str(stored.path))
     if set(manifest.counters) != set(counters(model)):
         raise ValueError(f"{stored.path}: its counters are {short(sorted(manifest.counters))}.")
+    check_counters(model, manifest.counters, str(stored.path))
+    arguments.check_noise(model.action_noise, model.action_space.shape or (), str(stored.path))
+    _check_episode(model, stored)
     normalizer = model.get_vec_normalize_env()
     normalized = "normalization/returns" in stored.arrays
     if (normalizer is not None) != normalized:
         wrapped, plain = ("the run's", "this model's") if normalized else ("this model's", "the run's")
-        raise ValueError(f"VecNormalize: {wrapped} environment was wrapped in it and {plain} is not.")
+        raise ValueError(f"VecNormalize: {wrapped} environment was wrapped in it and {plain} is not ({stored.path.name}).")
     if normalizer is not None:
         check_statistics(normalizer, stored.arrays, what)
     buffers = rows.parts(_buffer(model))
     if buffers.keys() != manifest.buffers.keys():
-        raise ValueError(f"replay_buffer_class: the run's had {', '.join(manifest.buffers)}, not {', '.join(buffers)}.")
+        raise ValueError(
+            f"replay_buffer_class: the run's had {short(', '.join(manifest.buffers))}, not {', '.join(buffers)} "
+            f"({stored.path.name})."
+        )
     for name, buffer in buffers.items():
         rows.check(buffer, manifest.buffers[name], what)
         elsewhere = elsewhere_of(stored.arrays, name)
@@ -254,6 +283,24 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
     unknown = {name.split("/")[0] for name in stored.arrays} - known
     if unknown:
         raise ValueError(f"{stored.path}: nothing here has a {short(sorted(unknown))}.")
+
+
+def _check_episode(model: OffPolicyAlgorithm, stored: Stored) -> None:
+    """What :func:`go_on` needs of the episode under way. By then it is too late to say that it is not there."""
+    forms = {f"observation/{key}": (model.n_envs, *space.shape) for key, space in _spaces(model).items()}
+    if model.get_vec_normalize_env() is not None:
+        forms |= {name.replace("observation", "normalized", 1): form for name, form in forms.items()}
+    found = {name: each.shape for name, each in stored.arrays.items() if name.split("/")[0] in ("observation", "normalized")}
+    if found != forms:
+        raise DamagedError(f"{stored.path}: its last observation is {short(found)}, where {short(forms)} was expected.")
+    for name, each in stored.arrays.items():
+        if name.startswith("noise/") and not (each.shape == model.action_space.shape and np.isfinite(each).all()):
+            raise DamagedError(f"{stored.path}: {short(name)} is {short(each)}, it must be as an action.")
+
+
+def _spaces(model: OffPolicyAlgorithm) -> dict[str, Any]:
+    space = model.observation_space
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else {"": space}
 
 
 def elsewhere_of(arrays: Arrays, name: str) -> set[str]:
@@ -312,15 +359,44 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
 def put_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any]) -> None:
     """
     :param model: A model
-    :param values: How far it has come, by the names of its counters; others are passed over
-    :raises DamagedError: If one is of another kind than the model's.
+    :param values: How far it has come, by the names of its counters, as :func:`check_counters` let them pass
     """
     for name in counters(model):
         if name in values:
-            ours = getattr(model, name)
-            if isinstance(ours, int) and not isinstance(values[name], int):
-                raise DamagedError(f"{name}={values[name]}: a whole number was expected.")
-            setattr(model, name, type(ours)(values[name]))
+            setattr(model, name, type(getattr(model, name))(values[name]))
+
+
+def check_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any], what: str) -> None:
+    """
+    :param model: A model
+    :param values: How far another has come, by the names of its counters; others are passed over
+    :param what: Where they are from, for the error
+    :raises DamagedError: If one of SB3's is missing, or if one is of another kind than the model's.
+    """
+    for name in counters(model):
+        if name not in values and name in COUNTERS:
+            raise DamagedError(f"{what}: its counter {name} is missing.")
+        value, ours = values.get(name, getattr(model, name)), getattr(model, name)
+        whole = isinstance(ours, int)
+        if isinstance(value, bool) != isinstance(ours, bool) or not isinstance(value, int if whole else (int, float)):
+            raise DamagedError(f"{what}: {name} is {short(value)}, a {'whole ' if whole else ''}number was expected.")
+        if name in COUNTERS and not 0 <= value < 2**53:
+            raise DamagedError(f"{what}: {name} is {short(value)}, which nothing can have counted to.")
+
+
+def check_callbacks(saved: Mapping[str, list[dict[str, Any]]], what: str) -> None:
+    """
+    :param saved: What a manifest says of callbacks, of which nothing else is known yet
+    :param what: Where it is from, for the error
+    :raises DamagedError: If there is more than counts and results.
+    """
+    for kind, states in saved.items():
+        for each in states:
+            for name, value in each.items():
+                listed = name.startswith("evaluations_")  # SB3's EvalCallback's
+                whole = name == "n_calls" and not (isinstance(value, int) and value >= 0)
+                if whole or (value is not None and not _is_result(value)) or (listed and not isinstance(value, list)):
+                    raise DamagedError(f"{what}: {short(kind)}'s {short(name)} cannot be {short(value)}")
 
 
 def put_statistics(normalizer: VecNormalize, arrays: Arrays) -> None:
@@ -392,6 +468,8 @@ def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[d
 def _put_result(callback: BaseCallback, name: str, value: Any) -> None:
     """Numbers alone, and in the form that the callback has them: nothing that a file says becomes a path."""
     ours = getattr(callback, name)
+    if value is None and ours is None:
+        return
     if isinstance(ours, np.ndarray):
         value = np.array(value, ours.dtype)
     elif isinstance(ours, tuple) and isinstance(value, list):
@@ -488,7 +566,7 @@ def check_random(states: Random, arrays: Arrays, what: str) -> None:
     """
     try:
         internal, key = arrays["random/python"], arrays["random/numpy"]
-        if (internal.dtype, internal.shape, key.dtype, key.shape) != (np.uint32, (625,), np.uint32, (624,)):
+        if internal.dtype != np.uint32 or internal.shape != (625,) or key.dtype != np.uint32 or key.shape != (624,):
             raise ValueError("a generator's numbers are not 625 and 624 of 32 bits")
         random.Random().setstate((3, tuple(internal.tolist()), states.python.gauss))
         np.random.RandomState().set_state(_numpy_state(states.numpy, key))

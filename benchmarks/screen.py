@@ -1,0 +1,366 @@
+"""
+``python -m benchmarks screen``: why CIR learns slowly on hard tasks, by one part of CIR and SimBa at a time.
+
+An *arm* is a training run, shorter and narrower than the paper's, that is measured by more than its returns: see
+:class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look, so that a run that is
+killed loses nothing.
+"""
+
+import argparse
+import copy
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.sac.policies import Actor
+
+from benchmarks import log
+from benchmarks.run import _git, _versions, processor
+from sb3_cir import CIR, envs
+from sb3_cir.ablations import CRITICS
+from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
+from sb3_cir.buffers import RecencyReplayBuffer
+from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
+from sb3_cir.policies import CIRActor, CIRCritic
+from sb3_cir.smr import SMR
+
+BATCH = 2000
+NEWEST = 2000
+# Right before, or right after, a look: a stretch that one policy acted in, or nearly.
+STRETCH = 100
+DRAWS = 20
+EPISODES = 3
+ACTION_REPEAT = 2
+
+
+class PartsPolicy(SimbaPolicy):
+    """
+    CIR's and SimBa's parts in any combination.
+
+    :param actor_body: "cir" (an MLP) or "simba"
+    :param critic_body: "simba" or a label of ``ablations.CRITICS``
+    :param rs_norm: Whether observations are normalised by SimBa's running statistics
+    :param weight_decay: Decoupled, on actor and critic
+    :param avg_r_norm_coef: c of CIR's critic
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        actor_body: str,
+        critic_body: str,
+        rs_norm: bool,
+        weight_decay: float,
+        avg_r_norm_coef: float = 0.1,
+        **kwargs: Any,
+    ):
+        self.actor_body, self.critic_body, self.avg_r_norm_coef = actor_body, critic_body, avg_r_norm_coef
+        super().__init__(
+            *args,
+            features_extractor_class=RSNorm if rs_norm else FlattenExtractor,
+            optimizer_class=th.optim.AdamW,
+            optimizer_kwargs=dict(weight_decay=weight_decay, fused=True),
+            **kwargs,
+        )
+
+    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
+        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
+        return {"cir": CIRActor, "simba": SimbaActor}[self.actor_body](**kwargs).to(self.device)
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
+        if self.critic_body == "simba":
+            return SimbaCritic(**kwargs).to(self.device)
+        del kwargs["activation_fn"]
+        return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef, network=CRITICS[self.critic_body]).to(self.device)
+
+
+class Observing:
+    """To stand before an algorithm: each observation acted on counts once in RSNorm's statistics, whatever the actor."""
+
+    actor: Actor
+    policy: PartsPolicy
+    _last_obs: np.ndarray
+
+    def _setup_model(self) -> None:
+        super()._setup_model()  # type: ignore[misc]
+        if isinstance(self.actor, SimbaActor):
+            self.actor.observes_batches = False
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        statistics = self.actor.features_extractor
+        done_by_simba = isinstance(self, SimBa) and isinstance(self.actor, SimbaActor)
+        if isinstance(statistics, RSNorm) and not done_by_simba:
+            statistics.update(th.as_tensor(self._last_obs))
+        return super()._sample_action(*args, **kwargs)  # type: ignore[misc]
+
+
+class PartsCIR(Observing, CIR):
+    """CIR on :class:`PartsPolicy`."""
+
+
+class PartsSimBa(Observing, SimBa):
+    """SimBa on :class:`PartsPolicy`."""
+
+
+class PartsSimBaSMR(Observing, SimBaSMR):
+    """SimBa with SMR on :class:`PartsPolicy`."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """
+    A method with some of its parts exchanged.
+
+    :param algorithm: Its update
+    :param parts: For :class:`PartsPolicy`, beside the algorithm's own
+    :param arguments: For the algorithm
+    :param entropy_per_action: Target of the temperature, in nats; None for the algorithm's own
+    """
+
+    algorithm: type[SMR]
+    parts: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    entropy_per_action: float | None = None
+
+    def build(self, env: DummyVecEnv, seed: int, width: int) -> SMR:
+        """
+        :param env: The environment
+        :param seed: Of the run
+        :param width: Of the critic, and of CIR's actor; SimBa's actor has its own 128
+        :return: The model
+        """
+        from_simba = issubclass(self.algorithm, SimBa)
+        body = "simba" if from_simba else "cir"
+        own = dict(actor_body=body, critic_body="simba" if from_simba else "CIR", rs_norm=from_simba)
+        parts: dict[str, Any] = own | dict(weight_decay=0.01 if from_simba else 0.0) | self.parts
+        parts["net_arch"] = dict(pi=[128] if parts["actor_body"] == "simba" else [width] * 2, qf=[width] * 2)
+        # The same number of updates for all: SimBa's own warm-up is twice as long.
+        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, compile=False)
+        if from_simba:
+            arguments["episodic"] = False  # no task of the screen ends by itself
+        if self.entropy_per_action is not None:
+            arguments["target_entropy"] = self.entropy_per_action * get_action_dim(env.action_space)
+        return self.algorithm(
+            PartsPolicy,
+            env,
+            policy_kwargs=parts,
+            seed=seed,
+            device="cpu",
+            **arguments | self.arguments,
+        )
+
+
+# SimBa's: from 0.01 on, towards half the entropy that CIR asks for
+_TEMPERATURE: dict[str, Any] = dict(ent_coef="auto_0.01")
+_ENTROPY = -0.5
+
+
+def _base(parts: dict[str, Any] | None = None, **arguments: Any) -> Arm:
+    """CIR with SimBa's temperature and normalisation, and more."""
+    return Arm(PartsCIR, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, _ENTROPY)
+
+
+ARMS: dict[str, Arm] = {
+    "cir": Arm(PartsCIR),
+    "cir+temp": Arm(PartsCIR, {}, _TEMPERATURE, _ENTROPY),
+    "cir+temp+rsnorm": _base(),
+    "cir+temp+rsnorm+lr1e-4": _base(learning_rate=1e-4),
+    "cir+temp+rsnorm+wd": _base(dict(weight_decay=0.01)),
+    "cir+temp+rsnorm+simba_critic": _base(dict(critic_body="simba")),
+    "cir+temp+rsnorm+simba_actor": _base(dict(actor_body="simba")),
+    "cir+temp+rsnorm+fresh": _base(gradient_steps=2, sample_reuse=1),
+    "cir+temp+rsnorm+m1": _base(sample_reuse=1),
+    "cir+temp+rsnorm+lambda1": _base(convex_coef=1.0),
+    "cir+temp+rsnorm+lnperplace": _base(dict(critic_body="LNPerPlace")),
+    "cir+temp+rsnorm+1critic": _base(dict(n_critics=1)),
+    "cir+temp+rsnorm+c1": _base(dict(avg_r_norm_coef=1.0)),
+    "cir+temp+rsnorm+recency": _base(replay_buffer_class=RecencyReplayBuffer),
+    "simba": Arm(PartsSimBa),
+    "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
+    "simba+wd0": Arm(PartsSimBa, dict(weight_decay=0.0)),
+    "simba+cir_critic": Arm(PartsSimBa, dict(critic_body="CIR")),
+    "simba+cir_actor": Arm(PartsSimBa, dict(actor_body="cir")),
+    "simba+m2": Arm(PartsSimBaSMR),
+    "simba+2critics": Arm(PartsSimBa, dict(n_critics=2)),
+    "simba+cir_temp": Arm(PartsSimBa, {}, dict(ent_coef="auto"), -1.0),
+    "simba+nonorm": Arm(PartsSimBa, dict(rs_norm=False)),
+}
+
+
+class Probe(BaseCallback):
+    """
+    Looks at the critics every so often, and writes rows. The metrics, beside those of every log:
+
+    - ``q_gain``: Q(s, fresh action) - Q(s, taken action) over the whole buffer; ``q_gain_newest`` over the newest 2,000
+      transitions, ``q_gain_last100`` over the newest 100, which were taken by nearly the present policy
+    - ``memorised`` and ``moved``: the two parts of the gain, see :meth:`_parts_of_gain`
+    - ``q_over_uniform``: Q(s, taken action) - Q(s, uniformly random action)
+    - ``q_data``, ``q_std``: mean and spread over the buffer; ``q_apart``: how far the critics differ from each other
+    - ``td_error``: root mean square of Q - y
+    - ``ent_coef``, ``entropy``: the temperature, and the policy's entropy in nats
+    - ``saturated``: share of sampled actions beyond 0.97; ``reward``: mean of the newest 2,000
+    - ``q_bias``: Q along evaluation episodes minus the discounted return from there (see ``sb3_cir.diagnostics``);
+      ``q_episode`` and ``discounted_return`` are its two terms
+
+    :param name: The method's name in the rows
+    :param task: A task of dm_control, such as "dog-trot"
+    :param every: Steps of the agent between two looks
+    :param eval_every: Steps of the agent between two evaluations, a multiple of ``every``
+    :param path: The CSV file
+    :param made: How the run is made, for the file's comment
+    """
+
+    def __init__(self, name: str, task: str, every: int, eval_every: int, path: Path, made: dict[str, Any]):
+        super().__init__()
+        self.name, self.task, self.every, self.eval_every, self.path, self.made = name, task, every, eval_every, path, made
+        self.rows: list[tuple[Any, ...]] = []
+        self.snapshot: tuple[Actor, int] | None = None
+        self.eval_env = make_env(task)
+        self.eval_env.seed(1000)
+        self.spent = 0.0
+
+    def _on_training_start(self) -> None:
+        self.began = time.monotonic()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        assert isinstance(self.model, SMR)
+        if self.num_timesteps % self.every == 0 and self.num_timesteps > self.model.learning_starts:
+            self._look(self.model)
+
+    def _on_training_end(self) -> None:
+        assert isinstance(self.model, SMR)
+        self._look(self.model)
+
+    def _look(self, model: SMR) -> None:
+        began = time.monotonic()
+        model.policy.set_training_mode(False)
+        with unchanged_randomness(model.device), th.no_grad():
+            values = self._values(model) | self._parts_of_gain(model)
+            if self.num_timesteps % self.eval_every == 0:
+                values |= self._evaluate(model)
+        values |= {log.UPDATES: model._n_updates, log.SECONDS: began - self.began - self.spent}
+        self.spent += time.monotonic() - began
+        step = ACTION_REPEAT * self.num_timesteps
+        self.rows += [(self.name, self.task, model.seed, metric, step, value) for metric, value in values.items()]
+        rows = pd.DataFrame(self.rows, columns=log.COLUMNS).to_csv(index=False)
+        log.write_whole(self.path, f"# {json.dumps(self.made)}\n{rows}")
+        print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
+
+    def _values(self, model: SMR) -> dict[str, float]:
+        assert model.replay_buffer is not None
+        batch, newest, last = model.replay_buffer.sample(BATCH), _newest(model, NEWEST), _newest(model, STRETCH)
+        obs, actions = batch.observations, batch.actions
+        q_values = model._q_values(model.critic, obs, actions)
+        sampled, log_prob = model.actor.action_log_prob(obs)
+        values = dict(
+            q_gain=q_gain(model, obs, actions),
+            q_gain_newest=q_gain(model, newest.observations, newest.actions),
+            q_gain_last100=q_gain(model, last.observations.repeat(DRAWS, 1), last.actions.repeat(DRAWS, 1)),
+            q_over_uniform=q_values.mean() - mean_q(model, obs, 2 * th.rand_like(actions) - 1).mean(),
+            q_data=q_values.mean(),
+            q_std=q_values.mean(dim=1).std(),
+            q_apart=(q_values.amax(dim=1) - q_values.amin(dim=1)).mean(),
+            td_error=(q_values.mean(dim=1, keepdim=True) - model._target(batch, model._ent_coef())).square().mean().sqrt(),
+            ent_coef=model._ent_coef(),
+            entropy=-log_prob.mean(),
+            saturated=(sampled.abs() > 0.97).float().mean(),
+            reward=newest.rewards.mean(),
+        )
+        return {metric: float(value) for metric, value in values.items()}
+
+    def _parts_of_gain(self, model: SMR) -> dict[str, float]:
+        """
+        Of states met right after the last look: a is the action taken then, a' another one by that day's policy, a'' one by
+        today's. ``memorised`` is Q(s, a') - Q(s, a): what the critics, which have trained on a since, think of it alone.
+        ``moved`` is Q(s, a'') - Q(s, a'): how far the policy has moved up the critics.
+        """
+        values = {}
+        if self.snapshot is not None:
+            actor, first = self.snapshot
+            then = _rows(model, first, STRETCH)
+            obs = then.observations.repeat(DRAWS, 1)
+            by_then, by_now = (mean_q(model, obs, policy(obs)).mean() for policy in (actor, model.actor))
+            values["memorised"] = float(by_then - mean_q(model, then.observations, then.actions).mean())
+            values["moved"] = float(by_now - by_then)
+        assert model.replay_buffer is not None
+        self.snapshot = (copy.deepcopy(model.actor), model.replay_buffer.pos)
+        return values
+
+    def _evaluate(self, model: SMR) -> dict[str, float]:
+        bias = QBias(model)
+        mean, _ = evaluate_policy(model, self.eval_env, n_eval_episodes=EPISODES, callback=bias)
+        assert isinstance(mean, float)
+        values = dict(q_bias=bias.mean(), q_episode=bias.mean_q(), discounted_return=bias.mean_return())
+        return {log.RETURN: mean} | values
+
+
+def _newest(model: SMR, n: int) -> ReplayBufferSamples:
+    assert model.replay_buffer is not None
+    return _rows(model, max(model.replay_buffer.pos - n, 0), n)
+
+
+def _rows(model: SMR, first: int, n: int) -> ReplayBufferSamples:
+    """Up to ``n`` rows of the replay buffer from the given one on."""
+    buffer = model.replay_buffer
+    assert buffer is not None
+    return buffer._get_samples(np.arange(first, min(first + n, buffer.pos)))
+
+
+def make_env(task: str) -> DummyVecEnv:
+    """
+    :param task: A task of dm_control, such as "dog-trot"
+    :return: One of it by the paper's protocol
+    """
+    return DummyVecEnv([lambda: Monitor(envs.make(f"dm_control/{task}-v0"))])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the command's options.
+
+    :param parser: Gets them
+    """
+    parser.add_argument("--arm", required=True, choices=list(ARMS), metavar="ARM", help=f"one of {', '.join(ARMS)}")
+    parser.add_argument("--task", default="dog-trot", help="a task of dm_control (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--width", type=int, default=256, help="of critic and actor (the paper's: 512)")
+    parser.add_argument("--steps", type=int, default=12_500, help="of the agent, two of the simulator (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=1_250, help="steps between two looks (default: %(default)s)")
+    parser.add_argument("--eval-every", type=int, default=6_250, help="steps between two evaluations (default: %(default)s)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+
+
+def main(options: argparse.Namespace) -> int:
+    """
+    :param options: See :func:`add_arguments`
+    :return: 0
+    """
+    th.set_num_threads(1)
+    th.set_flush_denormal(True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = f"{options.arm}, width {options.width}"
+    command = f"python -m benchmarks screen --arm {options.arm} --task {options.task} --seed {options.seed} "
+    command += f"--width {options.width} --steps {options.steps} --every {options.every} --eval-every {options.eval_every}"
+    made = dict(exp_name=name, env_name=options.task, seed=options.seed, commit=_git("rev-parse", "HEAD"))
+    made |= dict(processor=f"{processor()}, 1 thread", versions=_versions(), command=command)
+    path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
+    model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width)
+    model.learn(options.steps, callback=Probe(name, options.task, options.every, options.eval_every, path, made))
+    return 0

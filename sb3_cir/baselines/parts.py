@@ -1,0 +1,157 @@
+"""What SimbaV2 and FlashSAC are made of, as plain torch modules (this file imports torch and ``networks.py`` alone)."""
+
+from collections.abc import Sequence
+
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+
+from sb3_cir.networks import StackedLinear
+
+# Where a norm is a divisor.
+EPSILON = 1e-8
+
+
+def common_width(widths: Sequence[int], key: str) -> int:
+    """
+    :param widths: Width of each residual block
+    :param key: Where they stand in ``net_arch``, for the error
+    :return: The one width that all have
+    :raises ValueError: If there is no width, or if they differ.
+    """
+    if len(set(widths)) != 1:
+        raise ValueError(
+            f"net_arch['{key}']={list(widths)}: there must be one width for each residual block, all equal, "
+            f"e.g. {key}=[256, 256] for two."
+        )
+    return widths[0]
+
+
+class UnitNorm(nn.Module):
+    """A module whose parameters are put back to a fixed norm after each step of the optimiser."""
+
+    def normalise_parameters(self) -> None:
+        """Put them back, in place."""
+        raise NotImplementedError
+
+
+@th.no_grad()
+def normalise_parameters(network: nn.Module) -> None:
+    """
+    Put all parameters of a network that are to have a fixed norm back to it.
+
+    :param network: A network, of which some modules are :class:`UnitNorm`
+    """
+    for module in network.modules():
+        if isinstance(module, UnitNorm):
+            module.normalise_parameters()
+
+
+class UnitLinear(StackedLinear, UnitNorm):
+    """
+    A stack of linear layers in which the weights that lead to each output are a vector of length 1.
+
+    :param n_stack: Number of layers in the stack
+    :param in_features: Size of the input
+    :param out_features: Size of the output
+    :param bias: Whether there is a bias; its length is free.
+    """
+
+    def __init__(self, n_stack: int, in_features: int, out_features: int, bias: bool = False):
+        super().__init__(n_stack, in_features, out_features)
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def reset_parameters(self) -> None:
+        """Orthogonal weights, zero bias."""
+        for weight in self.weight.detach():
+            nn.init.orthogonal_(weight)
+        nn.init.zeros_(self.bias)
+
+    def normalise_parameters(self) -> None:
+        self.weight.copy_(F.normalize(self.weight, dim=1, eps=EPSILON))
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        return th.bmm(x, self.weight) if self.bias is None else super().forward(x)
+
+
+def project(probabilities: th.Tensor, values: th.Tensor, largest: float) -> th.Tensor:
+    """
+    Move a categorical distribution to a fixed grid: the probability of each value is shared by its two neighbours on the
+    grid, the nearer one getting more (Bellemare et al. 2017, algorithm 1).
+
+    :param probabilities: ``(batch, n_bins)``
+    :param values: What each is the probability of, the same shape. Those outside the grid count as its ends.
+    :param largest: The grid has ``n_bins`` values from ``-largest`` to ``largest``.
+    :return: Probabilities of the grid's values, the same shape
+    """
+    n_bins = probabilities.shape[1]
+    place = (values.clamp(-largest, largest) + largest) / (2 * largest / (n_bins - 1))
+    lower = place.long()
+    upper = (lower + 1).clamp(max=n_bins - 1)
+    upper_share = place - lower
+    projected = th.zeros_like(probabilities)
+    projected.scatter_add_(1, lower, probabilities * (1 - upper_share))
+    return projected.scatter_add_(1, upper, probabilities * upper_share)
+
+
+class ReturnScale(nn.Module):
+    """
+    Scales rewards so that returns keep to the grid of a categorical critic.
+
+    Each environment has a running discounted return, ``G <- gamma (1 - done) G + r``. Rewards are divided by the standard
+    deviation of all G so far, or by ``max |G| / largest`` where this is more.
+
+    :param n_envs: Number of environments
+    :param gamma: Discount
+    :param largest: The largest return that a scaled reward may lead to
+    """
+
+    # The variance starts at 1, with the weight of this many returns.
+    FIRST_COUNT = 1e-4
+    # What each update adds to the weight of the variance before it.
+    MORE_WEIGHT = 0.0
+
+    returns: th.Tensor
+    largest_return: th.Tensor
+    mean: th.Tensor
+    var: th.Tensor
+    count: th.Tensor
+
+    def __init__(self, n_envs: int, gamma: float, largest: float):
+        super().__init__()
+        self.n_envs = n_envs
+        self.gamma = gamma
+        self.largest = largest
+        # After a million returns one more moves the mean by less than float32 can hold.
+        self.register_buffer("returns", th.zeros(n_envs, dtype=th.float64))
+        for name, value in dict(largest_return=0.0, mean=0.0, var=1.0, count=self.FIRST_COUNT).items():
+            self.register_buffer(name, th.tensor(value, dtype=th.float64))
+
+    def update(self, rewards: th.Tensor, dones: th.Tensor) -> None:
+        """
+        Add one step of each environment.
+
+        :param rewards: ``(n_envs,)``
+        :param dones: ``(n_envs,)``, 1 where an episode ended, in whatever way
+        """
+        self.returns.mul_(self.gamma * (1 - dones)).add_(rewards)
+        self.largest_return.copy_(th.maximum(self.largest_return, self.returns.abs().max()))
+        count = self.count + self.n_envs
+        share = self.n_envs / count
+        delta = self.returns.mean() - self.mean
+        squares = self.var * (self.count + self.MORE_WEIGHT) + self.returns.var(correction=0) * self.n_envs
+        self.var.copy_((squares + delta.square() * self.count * share) / count)
+        self.mean.add_(share * delta)
+        self.count.copy_(count)
+
+    def forward(self, rewards: th.Tensor) -> th.Tensor:
+        """
+        :param rewards: Any shape
+        :return: Scaled, the same shape
+        """
+        divisor = th.maximum((self.var + EPSILON).sqrt(), self.largest_return / self.largest)
+        return rewards / divisor.to(rewards.dtype)
+
+    def extra_repr(self) -> str:
+        return f"n_envs={self.n_envs}, gamma={self.gamma}, largest={self.largest}"

@@ -1,0 +1,29 @@
+"""The demo of ``make demo``, with few steps and tiny networks."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("dm_control", reason="needs the extra dmc")
+pytest.importorskip("ray", reason="needs the extra benchmarks")
+pytest.importorskip("rich", reason="needs the extra benchmarks")
+
+from benchmarks import demo
+
+
+@pytest.mark.slow
+def test_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    params = dict(learning_starts=20, policy_kwargs=dict(net_arch=[8, 8]))
+    monkeypatch.setattr(demo, "SIZES", {"small": demo.Size(60, 20, params, "seconds")})
+    monkeypatch.setattr(demo, "EVAL_EVERY", 30)
+    demo.main(["--out", str(tmp_path / "demo")])
+    assert (tmp_path / "demo" / "learning_curve.png").is_file()
+    said = capsys.readouterr().out
+    assert "At the end: return" in said
+    assert (tmp_path / "demo" / "video.mp4").is_file() or "No video: no GL backend" in said
+
+
+def test_says_what_it_will_do() -> None:
+    for size in demo.SIZES.values():
+        assert size.learning_starts < size.steps
+        assert size.takes

@@ -1,0 +1,77 @@
+"""The screen of arms between CIR and SimBa, on a task that is quick."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+
+pytest.importorskip("dm_control")
+
+from benchmarks import screen
+from benchmarks.__main__ import main
+from sb3_cir.smr import SMR
+
+TASK = "cartpole-balance"
+
+
+def build(arm: str) -> SMR:
+    return screen.ARMS[arm].build(screen.make_env(TASK), seed=0, width=8)
+
+
+def test_arms_exchange_one_part() -> None:
+    base, simba = build("cir+temp+rsnorm"), build("simba")
+    for name in ("actor", "critic"):
+        crossed = build(f"cir+temp+rsnorm+simba_{name}")
+        other = "critic" if name == "actor" else "actor"
+        assert type(getattr(crossed, name)) is type(getattr(simba, name))
+        assert repr(getattr(crossed, other)) == repr(getattr(base, other))
+    assert (base.target_entropy, simba.target_entropy, build("cir").target_entropy) == (-0.5, -0.5, -1.0)
+    assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1")] == [0.3, 1.0]
+
+
+@pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+simba_actor", "simba", "simba+cir_actor"])
+def test_each_observation_counts_once(arm: str) -> None:
+    model = build(arm)
+    model.learning_starts = 10
+    model.learn(20)
+    statistics = model.actor.features_extractor
+    assert statistics.count == 20
+    assert np.allclose(statistics.mean, model.replay_buffer.observations[:20, 0].mean(axis=0), atol=1e-6)
+
+
+def test_gain_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Q is the action itself; it was 0 when taken, the policy would have taken 0.25 that day and takes 1 today."""
+    model = build("simba").learn(20)
+    model.replay_buffer.actions[:] = 0
+    monkeypatch.setattr(screen, "mean_q", lambda _, __, actions: actions.sum(dim=1))
+    probe = screen.Probe("x", TASK, 10, 10, tmp_path / "rows.csv", {})
+    probe.snapshot = (lambda obs: th.full((len(obs), 1), 0.25), 5)  # type: ignore[assignment]
+    model.actor = lambda obs: th.full((len(obs), 1), 1.0)  # type: ignore[assignment]
+    assert probe._parts_of_gain(model) == {"memorised": 0.25, "moved": 0.75}
+    assert probe.snapshot[1] == 20
+
+
+def test_writes_rows_that_say_how_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_arm = screen.Arm.build
+
+    def early(arm: screen.Arm, *args: object, **kwargs: object) -> SMR:
+        model = build_arm(arm, *args, **kwargs)  # type: ignore[arg-type]
+        model.learning_starts = 20
+        return model
+
+    monkeypatch.setattr(screen.Arm, "build", early)
+    monkeypatch.setattr(screen, "EPISODES", 1)
+    sizes = ["--width", "8", "--steps", "60", "--every", "20", "--eval-every", "60"]
+    assert main(["screen", "--arm", "cir+temp+rsnorm", "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
+    (file,) = tmp_path.iterdir()
+    comment, *lines = file.read_text().splitlines()
+    command = json.loads(comment[1:])["command"]
+    assert command.startswith(f"python -m benchmarks screen --arm cir+temp+rsnorm --task {TASK} --seed 0 --width 8 --steps 60")
+    rows = {tuple(line.rsplit(",", 3)[1:3]): float(line.rsplit(",", 1)[1]) for line in lines[1:]}
+    assert rows["updates", "120"] == 2 * 40
+    assert rows["q_bias", "120"] == pytest.approx(rows["q_episode", "120"] - rows["discounted_return", "120"])
+    assert ("q_gain", "80") in rows
+    assert ("q_bias", "80") not in rows
+    assert np.all(np.isfinite(list(rows.values())))
