@@ -6,6 +6,9 @@ The weights that CIR's authors publish, as a model of this package::
 Their files have the actor alone: a state dict of an MLP with two hidden layers, ``network.network.{0,2,4}``. Its last layer
 gives the mean, and below it log_std. So the model's critics are new and know nothing. It plays; to go on learning, it has to
 learn them first.
+
+On dm_control their observations stand in dm_control's order (walker: orientations, height, velocity), and Gymnasium's in that
+of the alphabet. The columns of the first layer are put into the order of the environment here.
 """
 
 import argparse
@@ -15,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch as th
 from stable_baselines3.common.preprocessing import get_action_dim
 
 from sb3_cir.cir import CIR
+from sb3_cir.envs import paper_protocol
 from sb3_cir.runs import files
 from sb3_cir.runs.files import short
 
@@ -45,20 +50,42 @@ def read(path: str | Path) -> dict[str, th.Tensor]:
     return found
 
 
-def model(weights: Mapping[str, th.Tensor], env: Any, **kwargs: Any) -> CIR:
+def columns(env: gym.Env[Any, Any]) -> list[int] | None:
+    """
+    :param env: An environment
+    :return: Where each entry of its flat observation stands in the authors', if these have an order of their own
+    """
+    inner = getattr(env.unwrapped, "_env", None)
+    if not hasattr(inner, "observation_spec"):
+        return None
+    places, end = {}, 0
+    for name, spec in inner.observation_spec().items():
+        size = int(np.prod(spec.shape, dtype=int))
+        places[name] = range(end, end + size)
+        end += size
+    space = env.unwrapped.observation_space
+    assert isinstance(space, gym.spaces.Dict)
+    return [column for name in space.spaces for column in places[name]]
+
+
+def model(weights: Mapping[str, th.Tensor], env: gym.Env[Any, Any] | str, **kwargs: Any) -> CIR:
     """
     :param weights: An actor's, as :func:`read` gives them
-    :param env: The environment that it acts in, or its id
+    :param env: The environment that it acts in; or its id, for one in the paper's protocol
     :param kwargs: More of :class:`~sb3_cir.cir.CIR`'s arguments
     :return: A model with this actor and new critics
     :raises ValueError: If the actor's sizes are not the environment's, or a weight is not finite.
     """
+    env = paper_protocol(gym.make(env)) if isinstance(env, str) else env
     first, second, last = (weights[f"{PREFIX}{layer}.weight"] for layer in LAYERS)
     made = CIR("MlpPolicy", env, policy_kwargs=dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512])), **kwargs)
     actor = made.actor
+    order = columns(env)
+    if order is not None and first.shape[1] == len(order):
+        first = first[:, order]
     n_actions = get_action_dim(made.action_space)
     pairs = {
-        "latent_pi.0": (weights[KEYS[0]], weights[KEYS[1]]),
+        "latent_pi.0": (first, weights[KEYS[1]]),
         "latent_pi.2": (weights[KEYS[2]], weights[KEYS[3]]),
         "mu": (last[:n_actions], weights[KEYS[5]][:n_actions]),
         "log_std": (last[n_actions:], weights[KEYS[5]][n_actions:]),

@@ -144,6 +144,7 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
     :param model: The model that is to learn from it
     :raises ValueError: If it does not fit. The sentence names the episode, what it has and what the model has.
     """
+    assert isinstance(model.action_space, spaces.Box)
     what, length, known = episode.what, len(episode), _spaces(model)
     if episode.observations.keys() != known.keys():
         raise ValueError(f"{what} has {', '.join(episode.observations)}, the model {', '.join(known)}.")
@@ -163,7 +164,6 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
         early = np.flatnonzero(episode.columns[name][:-1])
         if len(early):
             raise ValueError(f"{what}: {name} are true at step {early[0]} of {length}, before the end of the episode.")
-    assert isinstance(model.action_space, spaces.Box)
     actions, low, high = episode.columns["actions"], model.action_space.low, model.action_space.high
     outside = (actions < low - 1e-4) | (actions > high + 1e-4)
     if outside.any():

@@ -10,6 +10,7 @@ from test_archive import Makes
 from torch import nn
 
 from sb3_cir import CIR, authors
+from sb3_cir.envs import paper_protocol
 
 
 def actor(n_obs: int = 3, n_actions: int = 1, width: int = 32) -> nn.Module:
@@ -38,6 +39,24 @@ def test_a_file_becomes_a_model_that_acts_as_they_do(tmp_path: Path, capsys: pyt
     assert model.num_timesteps == 0
 
 
+def test_the_order_of_observations() -> None:
+    """dm_control's order is not Gymnasium's: on walker the height stands in another place."""
+    pytest.importorskip("dm_control", reason="needs the extra dmc")
+    theirs = actor(n_obs=24, n_actions=6)
+    model = authors.model(theirs.state_dict(), "dm_control/walker-walk-v0", buffer_size=1, device="cpu")
+    env = paper_protocol(gym.make("dm_control/walker-walk-v0"))
+    ours, _ = env.reset(seed=0)
+    for _ in range(5):
+        ours, *_ = env.step(env.action_space.sample())
+    inner = env.unwrapped._env
+    observation = inner.task.get_observation(inner.physics)
+    their_own = np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float32)
+    assert not np.array_equal(ours, their_own)
+    with th.no_grad():
+        mean = theirs.network.network(th.as_tensor(their_own))[:6]
+    np.testing.assert_allclose(model.predict(ours, deterministic=True)[0], th.tanh(mean), atol=1e-6)
+
+
 def test_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     th.save(actor(n_obs=24, n_actions=6).state_dict(), path)
@@ -59,3 +78,13 @@ def test_refused(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     with pytest.raises(SystemExit, match="these are no weights"):
         authors.main([str(path), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+
+
+def test_observations_without_bounds_load_untrusted(tmp_path: Path) -> None:
+    """Infinite bounds are not lost in the file's JSON."""
+    env = gym.wrappers.TransformObservation(
+        gym.make("Pendulum-v1"), lambda obs: obs, gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    )
+    model = authors.model(actor().state_dict(), env, buffer_size=1, device="cpu")
+    model.save(tmp_path / "model")
+    assert CIR.load(tmp_path / "model", device="cpu", trusted=False).observation_space == env.observation_space
