@@ -721,7 +721,7 @@ def checkpoint_variants() -> Iterator[Variant]:
         "normalization/observations//mean": np.full(2, math.nan),
         "normalization/observations//var": np.full(2, -1.0),
         "normalization/observations//count": np.array(math.inf),
-        "noise/0": np.zeros(3),
+        "action_noise/0": np.zeros(3),
         "buffers/replay/rewards": np.zeros((ROWS, 1), np.float32),
     }.items():
         change = in_arrays(file, lambda arrays, name=name, array=array: arrays.update({name: array}))

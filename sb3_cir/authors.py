@@ -55,7 +55,7 @@ def columns(env: gym.Env[Any, Any]) -> list[int] | None:
     :param env: An environment
     :return: Where each entry of its flat observation stands in the authors', if these have an order of their own
     """
-    inner = getattr(env.unwrapped, "_env", None)
+    inner: Any = getattr(env.unwrapped, "_env", None)
     if not hasattr(inner, "observation_spec"):
         return None
     places, end = {}, 0

@@ -79,7 +79,7 @@ def take_arrays(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
     :return: All of its state that is arrays, but for the rows of replay buffers
     """
     arrays = parameters.take(model) | take_random_arrays()
-    arrays |= {f"noise/{index}": noise.noise_prev for index, noise in enumerate(_noises(model))}
+    arrays |= {f"action_noise/{index}": noise.noise_prev for index, noise in enumerate(_noises(model))}
     arrays |= {f"observation/{key}": value for key, value in _named(_original_observation(model)).items()}
     for name, buffer in rows.parts(_buffer(model)).items():
         arrays |= {f"buffers/{name}/{key}": value for key, value in rows.volatile(buffer).items()}
@@ -260,7 +260,6 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
         raise ValueError(f"{stored.path}: its counters are {short(sorted(manifest.counters))}.")
     check_counters(model, manifest.counters, str(stored.path))
     arguments.check_noise(model.action_noise, model.action_space.shape or (), str(stored.path))
-    _check_episode(model, stored)
     normalizer = model.get_vec_normalize_env()
     normalized = "normalization/returns" in stored.arrays
     if (normalizer is not None) != normalized:
@@ -279,7 +278,8 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
         elsewhere = elsewhere_of(stored.arrays, name)
         if elsewhere != set(getattr(buffer, "volatile", ())):
             raise ValueError(f"The replay buffer's {', '.join(sorted(elsewhere))} changed all the time in {what}.")
-    known = {*_learned(model), "random", "noise", "observation", "buffers", "normalization", "normalized"}
+    _check_episode(model, stored)
+    known = {*_learned(model), "random", "action_noise", "observation", "buffers", "normalization", "normalized"}
     unknown = {name.split("/")[0] for name in stored.arrays} - known
     if unknown:
         raise ValueError(f"{stored.path}: nothing here has a {short(sorted(unknown))}.")
@@ -294,7 +294,7 @@ def _check_episode(model: OffPolicyAlgorithm, stored: Stored) -> None:
     if found != forms:
         raise DamagedError(f"{stored.path}: its last observation is {short(found)}, where {short(forms)} was expected.")
     for name, each in stored.arrays.items():
-        if name.startswith("noise/") and not (each.shape == model.action_space.shape and np.isfinite(each).all()):
+        if name.startswith("action_noise/") and not (each.shape == model.action_space.shape and np.isfinite(each).all()):
             raise DamagedError(f"{stored.path}: {short(name)} is {short(each)}, it must be as an action.")
 
 
@@ -433,8 +433,8 @@ def go_on(model: OffPolicyAlgorithm, stored: Stored, callback: BaseCallback, ane
             model._last_obs = last if isinstance(model._last_obs, dict) else last[""]
     if not anew:
         for index, noise in enumerate(_noises(model)):
-            if f"noise/{index}" in arrays:
-                noise.noise_prev = arrays[f"noise/{index}"].copy()
+            if f"action_noise/{index}" in arrays:
+                noise.noise_prev = arrays[f"action_noise/{index}"].copy()
     _put_callbacks(tree(callback), stored.manifest.callbacks)
     put_random(model, stored.manifest.random, arrays)
 
