@@ -246,7 +246,7 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path, Walk(), buffer_size=100)
     with pytest.raises(ValueError, match="VecNormalize: this model's environment was wrapped in it and the run's is not"):
         CIR.resume(tmp_path, make_env([(0, 0)], normalize=True))
-    with pytest.raises(ValueError, match=r"policy/critic\..* is \(2, 1, 16\) there, and \(2, 1, 8\) here\.$"):
+    with pytest.raises(ValueError, match=r"latent_pi\.0\.weight is \(16, 2\) there, and \(8, 2\) here\.$"):
         CIR.resume(tmp_path, Walk(), policy_kwargs=dict(net_arch=[8, 8]))
     with pytest.raises(ValueError, match=r"step_20\.zip is a checkpoint: CIR\.resume"):
         CIR.load(tmp_path / "step_20.zip")

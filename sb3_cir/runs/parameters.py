@@ -192,11 +192,12 @@ def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
     except Exception:
         return  # One that looks at its own numbers cannot be built so. What else fails will fail again.
     shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
-    for name, array in arrays.items():
-        if name.startswith("policy/") and shapes.get(name) != array.shape:
+    theirs = {name: array.shape for name, array in arrays.items() if name.startswith("policy/")}
+    for name in dict.fromkeys([*shapes, *sorted(theirs)]):
+        there, here = theirs.get(name, "nothing"), shapes.get(name, "nothing")
+        if there != here:
             raise DamagedError(
-                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} is {array.shape} there, "
-                f"and {shapes.get(name, 'nothing')} here."
+                f"policy_kwargs, or the environment, are not those of {what}: {short(name)} is {there} there, and {here} here."
             )
 
 
