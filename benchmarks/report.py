@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
         shown = tables.aggregates_table(aggregates) if aggregates else tables.per_task(found.scores, found.suite)
         print(shown.to_markdown(index=False, disable_numparse=True))
     if options.out:
-        page = Page(options.out, f"{found.suite.title}: CIR's benchmarks", f"{_made()} {_UNITS}")
+        page = Page(options.out, f"{found.suite.title}: CIR's benchmarks", f"{how_it_was_made()} {_UNITS}")
         with figures.styled():
             _fill(page, found, own, aggregates, measured.runs, options.reps)
         page.write()
@@ -100,7 +100,8 @@ def _chosen_rows(own: pd.DataFrame, theirs: pd.DataFrame, names: list[str] | Non
     return own[own.exp_name.isin(wanted)], theirs[theirs.exp_name.isin(wanted)]
 
 
-def _made() -> str:
+def how_it_was_made() -> str:
+    """:return: The date, and the commit of the code, in a sentence"""
     commit = git_commit()
     code = f"the code of commit {commit[:10]}" if commit else "code with changes that are not committed"
     return f"Made on {time.strftime('%d %B %Y')} by {code}."

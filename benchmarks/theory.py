@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import figures
-from benchmarks.report import Page
+from benchmarks.report import Page, how_it_was_made
 
 GAMMA = 0.9
 
@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
     :param options: See :func:`add_arguments`
     :return: 0
     """
-    page = Page(options.out, "CIR's theory on random finite Markov chains")
+    page = Page(options.out, "CIR's theory on random finite Markov chains", how_it_was_made())
     with figures.styled():
         for check in CHECKS:
             found = check(np.random.default_rng(options.seed))

@@ -85,7 +85,7 @@ def test_learns_saves_and_loads(device: str, tmp_path: Path, monkeypatch: pytest
     assert changed(before, learned) == set(before)
     buffer = learned.replay_buffer
     learned.save_replay_buffer(tmp_path / "buffer")
-    assert (tmp_path / "buffer.pkl").stat().st_size < 50_000  # its 250 rows once
+    assert (tmp_path / "buffer.safetensors").stat().st_size < 50_000  # its rows once
     learned.save(tmp_path / "model")
     loaded = CIR.load(tmp_path / "model", env=learned.get_env(), device=device)
     loaded.load_replay_buffer(tmp_path / "buffer")
