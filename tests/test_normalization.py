@@ -104,7 +104,7 @@ def test_what_does_not_fit_or_is_damaged(tmp_path: Path) -> None:
         '"gamma":0.99': ('"gamma":1.5', r"settings\.gamma is 1\.5"),
         '"clip_obs":10.0': ('"clip_obs":-1.0', r"settings\.clip_obs is -1\.0"),
         '"training":true': ('"training":"yes"', r"settings\.training is yes"),
-        '"norm_obs_keys":null': ('"norm_obs_keys":null,"venv":1', r"settings\.venv is 1"),
+        '"norm_obs_keys":null': ('"norm_obs_keys":null,"venv":1', r"settings\.venv is nothing that is known here"),
     }
     for right, (other, message) in wrong.items():
         assert right in note.decode()

@@ -131,7 +131,7 @@ def test_a_folder_of_checkpoints_and_wrong_commands(tmp_path: Path) -> None:
         "error: --algo darc learns from two domains, which its settings know for odrl/ ids alone, not for Pendulum-v1. For "
         "other domains name a yaml of your own by -conf, whose callback has a target: "
         "{sb3_cir.off_dynamics.OffDynamicsCallback: {target: <id>}}",
-        f"error: {place} is a checkpoint, from which --algo sac cannot go on: pass the --algo of the run that made it.",
+        f"error: {place} is of a CIR, not of a SAC.",
         f"error: {place} is of step 60, past the 30 of -n: nothing is left to learn.",
     ]
     assert "Saving to" not in output
