@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
+from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import SimbaActor
 from sb3_cir.policies import FusedAdam
 from sb3_cir.smr import SMR
@@ -76,12 +77,7 @@ def bro_net(n_stack: int, in_features: int, widths: Sequence[int], key: str) -> 
     :return: The networks, from ``(n_stack, batch, in_features)`` to ``(n_stack, batch, width)``
     :raises ValueError: If there is no width, or if they differ.
     """
-    if len(set(widths)) != 1:
-        raise ValueError(
-            f"net_arch['{key}']={list(widths)}: BRO needs one width for each residual block, all equal, "
-            f"e.g. {key}=[512, 512] for two."
-        )
-    width = widths[0]
+    width = common_width(widths, key, "BRO needs", 512)
     return nn.Sequential(
         *_linear_and_norm(n_stack, in_features, width), nn.ReLU(), *(BroBlock(n_stack, width) for _ in widths)
     )

@@ -1,4 +1,7 @@
-"""What SimbaV2 and FlashSAC are made of, as plain torch modules (this file imports torch and ``networks.py`` alone)."""
+"""
+What SimbaV2 and FlashSAC are made of, and what BRO and SimBa share with them, as plain torch modules (this file imports torch
+and ``networks.py`` alone).
+"""
 
 from collections.abc import Sequence
 
@@ -12,17 +15,19 @@ from sb3_cir.networks import StackedLinear
 EPSILON = 1e-8
 
 
-def common_width(widths: Sequence[int], key: str) -> int:
+def common_width(widths: Sequence[int], key: str, demand: str = "there must be", example: int = 256) -> int:
     """
     :param widths: Width of each residual block
     :param key: Where they stand in ``net_arch``, for the error
+    :param demand: Who asks for it, likewise
+    :param example: A width that would do, likewise
     :return: The one width that all have
     :raises ValueError: If there is no width, or if they differ.
     """
     if len(set(widths)) != 1:
         raise ValueError(
-            f"net_arch['{key}']={list(widths)}: there must be one width for each residual block, all equal, "
-            f"e.g. {key}=[256, 256] for two."
+            f"net_arch['{key}']={list(widths)}: {demand} one width for each residual block, all equal, "
+            f"e.g. {key}=[{example}, {example}] for two."
         )
     return widths[0]
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -21,6 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
+from sb3_cir.baselines.parts import common_width
 from sb3_cir.policies import CIRActor, ForImages
 from sb3_cir.smr import SMR
 
@@ -151,12 +153,7 @@ def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Seque
     :return: The network, from ``(batch, in_features)`` to ``(batch, width)``
     :raises ValueError: If there is no width, or if they differ.
     """
-    if len(set(widths)) != 1:
-        raise ValueError(
-            f"net_arch['{key}']={list(widths)}: SimBa needs one width for each residual block, all equal, "
-            f"e.g. {key}=[512, 512] for two."
-        )
-    width = widths[0]
+    width = common_width(widths, key, "SimBa needs", 512)
     return nn.Sequential(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
 
 
@@ -356,7 +353,19 @@ def _first_attribute(env: VecEnv, name: str) -> Any:
         return None
 
 
-class SimBa(SMR):
+class HorizonDefaults(SAC):
+    """To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``."""
+
+    def _setup_model(self) -> None:
+        if isinstance(self.gamma, str):
+            assert self.env is not None
+            self.gamma = horizon_discount(episode_steps(self.env))
+        if self.target_entropy == "auto":
+            self.target_entropy = -0.5 * get_action_dim(self.action_space)
+        super()._setup_model()
+
+
+class SimBa(HorizonDefaults, SMR):
     """
     SimBa with SAC, at the original's hyperparameters for all its benchmarks.
 
@@ -419,11 +428,6 @@ class SimBa(SMR):
         )
 
     def _setup_model(self) -> None:
-        if isinstance(self.gamma, str):
-            assert self.env is not None
-            self.gamma = horizon_discount(episode_steps(self.env))
-        if self.target_entropy == "auto":
-            self.target_entropy = -0.5 * get_action_dim(self.action_space)
         super()._setup_model()
         if isinstance(self.actor, SimbaActor):
             self.actor.observes_batches = False

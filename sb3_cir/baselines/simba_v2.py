@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from torch import nn
 from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC
 from sb3_cir.baselines.parts import EPSILON, UnitLinear, common_width
-from sb3_cir.baselines.simba import RSNorm, SimbaPolicy, episode_steps, horizon_discount
+from sb3_cir.baselines.simba import HorizonDefaults, RSNorm, SimbaPolicy
 
 
 def to_sphere(x: th.Tensor) -> th.Tensor:
@@ -141,7 +140,7 @@ class SimbaV2Policy(CategoricalPolicy, SimbaPolicy):
         super().__init__(*args, optimizer_kwargs={} if optimizer_kwargs is None else optimizer_kwargs, **kwargs)
 
 
-class SimbaV2(CategoricalSAC):
+class SimbaV2(HorizonDefaults, CategoricalSAC):
     """
     SimbaV2 at the original's hyperparameters for all its benchmarks.
 
@@ -205,14 +204,6 @@ class SimbaV2(CategoricalSAC):
             policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
             **kwargs,
         )
-
-    def _setup_model(self) -> None:
-        if isinstance(self.gamma, str):
-            assert self.env is not None
-            self.gamma = horizon_discount(episode_steps(self.env))
-        if self.target_entropy == "auto":
-            self.target_entropy = -0.5 * get_action_dim(self.action_space)
-        super()._setup_model()
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         # Only learning comes here, once a step: predict() does not.
