@@ -80,8 +80,8 @@ class Resumable(OffPolicyAlgorithm):
         :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
         """
         stored = checkpoint.read(Path(place))
-        checkpoint.check_class(cls, stored.manifest.algorithm, str(stored.path))
         what = str(stored.path)
+        checkpoint.check_class(cls, stored.manifest.algorithm, what)
         read = arguments.read(cls, stored.manifest.arguments, kwargs, what)
         arguments.check(cls, read, what)
         parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)

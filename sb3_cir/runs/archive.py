@@ -365,13 +365,16 @@ def save_buffer(buffer: ReplayBuffer, path: File) -> None:
     }
     described = {name: rows.describe(part, []) for name, part in parts.items()}
     said = Buffer(format=1, buffers=described, checksum=0)
-    manifest = said.model_copy(update={"checksum": files.checksum(arrays, said.model_dump_json())}).model_dump_json()
+    manifest = said.model_copy(update={"checksum": _checksum(said, arrays)}).model_dump_json()
     if not isinstance(path, (str, pathlib.Path)):
         path.write(files.pack(arrays, manifest))
         return
-    whole = Path(path) if Path(path).suffix else Path(f"{path}.safetensors")
-    whole.parent.mkdir(parents=True, exist_ok=True)
-    files.write_arrays(whole, arrays, manifest)
+    files.write_arrays(files.place_for_arrays(path), arrays, manifest)
+
+
+def _checksum(manifest: Buffer, arrays: dict[str, np.ndarray]) -> int:
+    """Of all rows, and of all that the manifest says besides this."""
+    return files.checksum(arrays, manifest.model_copy(update={"checksum": 0}).model_dump_json())
 
 
 def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, unpickle: Callable[..., None]) -> None:
@@ -386,9 +389,7 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
         path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
     what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
-    if files.is_pickle(path):
-        if not trusted:
-            raise ValueError(f"{what} is a pickle, which can run any code: pass trusted=True if you trust whoever made it.")
+    if files.is_trusted_pickle(path, trusted, what):
         unpickle(path, truncate)
         return
     said, arrays = files.read_arrays(path, what)
@@ -404,12 +405,11 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     for name, part in parts.items():
         saved = manifest.buffers[name]
         rows.check(part, saved, what)
-        rows.check_columns(columns.pop(name), saved, rows.filled_of(saved, part), set(), what)
-    if columns or files.checksum(arrays, manifest.model_copy(update={"checksum": 0}).model_dump_json()) != manifest.checksum:
+        rows.check_columns(columns[name], saved, rows.filled_of(saved, part), set(), what)
+    if columns.keys() != parts.keys() or _checksum(manifest, arrays) != manifest.checksum:
         raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
     for name, part in parts.items():
-        own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-        rows.load(part, manifest.buffers[name], iter([(0, own)]))
+        rows.load(part, manifest.buffers[name], iter([(0, columns[name])]))
         if truncate and isinstance(part, HerReplayBuffer):
             part.truncate_last_trajectory()
         elif truncate and isinstance(part, NStepReplayBuffer):

@@ -14,7 +14,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir.runs.files import DamagedError, short
-from sb3_cir.runs.plain import LARGEST_SPACE, OBJECTS, Argument, from_plain, to_plain
+from sb3_cir.runs.plain import OBJECTS, Argument, from_plain, to_plain
 
 # Where SB3 keeps an argument under another name.
 ATTRIBUTES = {"policy": "policy_class", "stats_window_size": "_stats_window_size"}
@@ -212,15 +212,12 @@ def take(model: OffPolicyAlgorithm) -> dict[str, Argument]:
     return arguments
 
 
-def read(
-    kind: type, arguments: dict[str, Argument], given: dict[str, Any], what: str, largest: int = LARGEST_SPACE
-) -> dict[str, Any]:
+def read(kind: type, arguments: dict[str, Argument], given: dict[str, Any], what: str) -> dict[str, Any]:
     """
     :param kind: The class that is to be made
     :param arguments: What a manifest has
     :param given: What is passed in its place
     :param what: Where the manifest is from, for the error
-    :param largest: See :func:`~sb3_cir.runs.plain.from_plain`
     :return: Arguments for the constructor, without those that are given
     :raises ValueError: If one is missing, if it cannot be read, or if the constructor takes none of this name.
     """
@@ -238,7 +235,7 @@ def read(
         if arguments[name].missing is not None:
             raise ValueError(f"{what}: {name}: {arguments[name].missing}; pass {name}=...")
         try:
-            read[name] = from_plain(arguments[name].value, largest)
+            read[name] = from_plain(arguments[name].value)
         except ValueError as error:
             raise ValueError(f"{what}: {name}: {error}; pass {name}=...") from error
     unknown = sorted(set(arguments) - set(names(kind)))

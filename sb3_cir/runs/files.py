@@ -14,7 +14,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,19 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
     :param path: The file
     :param content: What is to be in it
     """
+    with _part_of(path) as part, open(part, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _part_of(path: Path) -> Iterator[Path]:
+    """A file beside another, which takes its place once it is written, or is gone where it cannot be."""
     part = path.with_name(f".{path.name}.part")
     try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
+        yield part
+        part.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -120,14 +126,18 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
     :param arrays: Arrays by name
     :param note: JSON that is to lie beside them
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with _part_of(path) as part:
         safetensors.numpy.save_file(_contiguous(arrays), part, metadata={NOTE: note})
-        part.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
+
+
+def place_for_arrays(path: str | Path) -> Path:
+    """
+    :param path: Where arrays are to be written
+    :return: The same with ``.safetensors`` where it has no suffix. Its folder is made.
+    """
+    whole = Path(path) if Path(path).suffix else Path(f"{path}.safetensors")
+    whole.parent.mkdir(parents=True, exist_ok=True)
+    return whole
 
 
 def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
@@ -176,6 +186,20 @@ def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     first = path.read(1)
     path.seek(-len(first), os.SEEK_CUR)
     return first == b"\x80"
+
+
+def is_trusted_pickle(path: str | Path | io.BufferedIOBase, trusted: bool, what: str) -> bool:
+    """
+    :param path: A file
+    :param trusted: Whether a pickle may be read
+    :param what: What the file is, for the error
+    :return: Whether it is a pickle
+    :raises ValueError: If it is one that may not be read.
+    """
+    pickled = is_pickle(path)
+    if pickled and not trusted:
+        raise ValueError(f"{what} is a pickle, which can run any code: pass trusted=True if you trust whoever made it.")
+    return pickled
 
 
 def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:

@@ -55,11 +55,9 @@ def save(normalizer: VecNormalize, path: str | Path) -> None:
     :param normalizer: What normalises observations and rewards
     :param path: Where to; ``.safetensors`` is added where it has no suffix. Folders are made.
     """
-    whole = Path(path) if Path(path).suffix else Path(f"{path}.safetensors")
-    whole.parent.mkdir(parents=True, exist_ok=True)
     arrays = _statistics(normalizer)
     note = Normalization(format=1, settings=_settings(normalizer), checksum=files.checksum(arrays)).model_dump_json()
-    files.write_whole(whole, files.pack(arrays, note))
+    files.write_whole(files.place_for_arrays(path), files.pack(arrays, note))
 
 
 def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNormalize] = VecNormalize) -> VecNormalize:
@@ -72,9 +70,7 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     :raises ValueError: If it is damaged, if it is of other observations, or if it is a pickle and ``trusted`` is False.
     """
     what = str(path)
-    if files.is_pickle(path):
-        if not trusted:
-            raise ValueError(f"{what} is a pickle, which can run any code: pass trusted=True if you trust whoever made it.")
+    if files.is_trusted_pickle(path, trusted, what):
         pickled = VecNormalize.load(what, venv)
         return _make(kind, venv, _settings(pickled), _statistics(pickled), what)
     note, arrays = files.read_arrays(path, what)

@@ -253,8 +253,7 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
     :raises ValueError: If they do not fit each other. Nothing is changed before all of it is known to fit.
     """
     manifest, what = stored.manifest, f"the run to resume ({stored.path.name})"
-    learned = {name: array for name, array in stored.arrays.items() if name.split("/")[0] in _learned(model)}
-    parameters.check(model, learned, what)
+    parameters.check(model, _learned(model, stored.arrays), what)
     parameters.check_rates(model, manifest.learning_rates, str(stored.path))
     if set(manifest.counters) != set(counters(model)):
         raise ValueError(f"{stored.path}: its counters are {short(sorted(manifest.counters))}.")
@@ -279,7 +278,7 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
         if elsewhere != set(getattr(buffer, "volatile", ())):
             raise ValueError(f"The replay buffer's {', '.join(sorted(elsewhere))} changed all the time in {what}.")
     _check_episode(model, stored)
-    known = {*_learned(model), "random", "action_noise", "observation", "buffers", "normalization", "normalized"}
+    known = {*_sources(model), "random", "action_noise", "observation", "buffers", "normalization", "normalized"}
     unknown = {name.split("/")[0] for name in stored.arrays} - known
     if unknown:
         raise ValueError(f"{stored.path}: nothing here has a {short(sorted(unknown))}.")
@@ -346,10 +345,7 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
         put_statistics(normalizer, arrays)
-    learned = _learned(model)
-    parameters.put(
-        model, {name: each for name, each in arrays.items() if name.split("/")[0] in learned}, manifest.learning_rates
-    )
+    parameters.put(model, _learned(model, arrays), manifest.learning_rates)
     put_counters(model, manifest.counters)
     model.ep_info_buffer = deque(map(dict, manifest.episodes), maxlen=model._stats_window_size)
     model.ep_success_buffer = deque(manifest.successes, maxlen=model._stats_window_size)
@@ -592,7 +588,13 @@ def _follows(buffer: Any, observation: Any) -> bool:
     )
 
 
-def _learned(model: OffPolicyAlgorithm) -> set[str]:
+def _learned(model: OffPolicyAlgorithm, arrays: Arrays) -> dict[str, np.ndarray]:
+    sources = _sources(model)
+    return {name: each for name, each in arrays.items() if name.split("/")[0] in sources}
+
+
+def _sources(model: OffPolicyAlgorithm) -> set[str]:
+    """What arrays of :mod:`sb3_cir.runs.parameters` begin with."""
     return {*parameters.modules(model), *parameters.optimizers(model), parameters.VARIABLES}
 
 
