@@ -125,8 +125,12 @@ def _clean(saved: Saved, before: int | None, keep: int) -> None:
     :param before: The step of the one that it adds to: what lies between the two is of a future that was left
     :param keep: How many to keep
     """
-    kept, used, unknown = 0, set(), False
+    # The newest is known: it was written just now.
+    kept, unknown = 1, False
+    used = {block.file for blocks in saved.blocks.values() for block in blocks}
     for step, path in files.checkpoints(saved.folder):
+        if step == saved.step:
+            continue
         try:
             manifest, _ = _open(path)
         except DamagedError:
@@ -136,8 +140,8 @@ def _clean(saved: Saved, before: int | None, keep: int) -> None:
             unknown = True
             continue
         ours = manifest.run == saved.run
-        left = step != saved.step and (before is None or step > before)
-        if ours and (left or kept == keep):
+        left = before is None or step > before
+        if ours and (left or kept >= keep):
             path.unlink()
             continue
         kept += ours
