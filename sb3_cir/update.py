@@ -20,8 +20,8 @@ Loss = Callable[..., tuple[th.Tensor, th.Tensor]]
 
 # For compile="auto": rough, on the side of not compiling (see "Speed" in benchmarks/README.md for what was measured).
 FLOPS = 2e11  # of float32 matrix products on a few cores
-SECONDS_PER_UPDATE = 2e-3  # what an update takes beside them
-SHARE_SAVED = 0.07
+SHARE_SAVED = 0.07  # of the time that these products take: fewer passes over memory
+SECONDS_SAVED = 3e-3  # of each update, whatever its size: fewer calls of small operations
 COMPILE_SECONDS = 60
 
 
@@ -225,8 +225,7 @@ def worth_compiling(n_updates: int, batch_size: int, critic: nn.Module, actor: n
     # Matrix products of an update: six passes through the critics, four through the actor.
     n_critic, n_actor = (sum(p.numel() for p in module.parameters()) for module in (critic, actor))
     flops = 2 * batch_size * (6 * n_critic + 4 * n_actor)
-    seconds = n_updates * (SECONDS_PER_UPDATE + flops / FLOPS)
-    return seconds * SHARE_SAVED > COMPILE_SECONDS
+    return n_updates * (SECONDS_SAVED + SHARE_SAVED * flops / FLOPS) > COMPILE_SECONDS
 
 
 def keep_freed_memory() -> None:

@@ -185,6 +185,8 @@ def test_a_temporary_folder_with_a_space(tmp_path: Path) -> None:
     [
         (1_000, {}, False),
         (250_000, {}, True),
+        (100_000, dict(policy_kwargs=dict(net_arch=[64, 64])), True),
+        (5_000, dict(policy_kwargs=dict(net_arch=[64, 64])), False),
         (250_000, dict(use_sde=True), False),
         (250_000, dict(n_steps=3), False),
         (250_000, dict(gradient_steps=0), False),
