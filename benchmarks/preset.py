@@ -26,8 +26,8 @@ from benchmarks.run import processor
 from sb3_cir import CIR, envs
 
 # For tasks with few observations on a CPU: an update costs a tenth of one at paper size, and few steps are lost to warming up.
-# Values reach their size in about 1 / (tau * (1 - gamma)) updates, as the target critics follow. At the paper's tau of 0.005 that is
-# 20,000, which is more than such a run makes.
+# Target critics follow, so values reach their size in about 1 / (tau * (1 - gamma)) updates. At the paper's tau of 0.005 that
+# is 20,000, which is more than such a run makes.
 SMALL: dict[str, Any] = dict(learning_starts=500, learning_rate=1e-3, tau=0.02, policy_kwargs=dict(net_arch=[64, 64]))
 
 METHODS: dict[str, tuple[type[OffPolicyAlgorithm], dict[str, Any]]] = {
