@@ -115,8 +115,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     shutil.rmtree(out, ignore_errors=True)
     evaluation = ["--eval-freq", str(EVAL_EVERY), "--eval-episodes", "3", "--verbose", "0", "-P"]
-    params = ["-params", *as_zoo_params(size.params)] if size.params else []
-    if run_zoo("train", out, "--seed", str(options.seed), "-n", str(size.steps), *evaluation, *params) != 0:
+    if size.params:
+        # With so small networks a second thread only waits for the first.
+        evaluation += ["--num-threads", "1", "-params", *as_zoo_params(size.params)]
+    if run_zoo("train", out, "--seed", str(options.seed), "-n", str(size.steps), *evaluation) != 0:
         sys.exit("Training failed; what it printed above says why.")
     run = out / "logs" / "cir" / "dm_control-cartpole-balance-v0_1"
 
