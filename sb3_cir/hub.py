@@ -98,7 +98,9 @@ def repair() -> None:
     Two names that RL Zoo 2.9 and today's ``huggingface_sb3`` and ``huggingface_hub`` do not agree on, without which
     ``push_to_hub`` ends at its first import, and ``load_from_hub`` at a model that has no statistics.
     """
-    package, push = importlib.import_module("huggingface_sb3"), importlib.import_module("huggingface_sb3.push_to_hub")
+    package, push = (sys.modules.get(name) for name in ("huggingface_sb3", "huggingface_sb3.push_to_hub"))
+    if package is None or push is None:
+        return
     if not hasattr(push, "generate_metadata"):
         vars(push)["generate_metadata"] = lambda *args: push._generate_metadata(*args).to_dict()
     if not hasattr(package.load_from_hub, "__wrapped__"):  # once is enough
@@ -114,6 +116,6 @@ def _with_the_error_of_requests(load_from_hub: Callable[..., str]) -> Callable[.
         try:
             return load_from_hub(*args, **kwargs)
         except errors.EntryNotFoundError as error:
-            raise sys.modules["requests.exceptions"].HTTPError(str(error)) from error
+            raise importlib.import_module("requests.exceptions").HTTPError(str(error)) from error
 
     return amended
