@@ -64,7 +64,7 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     of several environments, episodes are dealt to them, and what would stand in one column alone is left out.
 
     :param model: A model; its ``learning_starts`` counts its own steps alone.
-    :param source: A folder of ``.npz`` episodes, the id of a Minari dataset on this machine, or such a dataset
+    :param source: A folder of ``.npz`` episodes; or the id of a Minari dataset on this machine, its folder, or the dataset
     :return: How many transitions were added. All are checked before the first one is: nothing of a failed call stays.
     :raises ValueError: If spaces differ, if an episode is damaged or not finite, if there is no room, or if the buffer keeps
         what no episode has.
@@ -101,7 +101,8 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
 
 
 def _is_folder(source: Any) -> bool:
-    return isinstance(source, (str, Path)) and Path(source).is_dir()
+    """Minari keeps a dataset in a folder too, in another one there."""
+    return isinstance(source, (str, Path)) and Path(source).is_dir() and not Path(source, "data").is_dir()
 
 
 # Reading
@@ -152,7 +153,7 @@ def _load_minari(name: str) -> Any:
             f"{name} is no folder here; to read it as a Minari dataset needs Minari: {install_hint('minari')}"
         ) from error
     try:
-        return minari.load_dataset(name)
+        return minari.MinariDataset(Path(name, "data")) if Path(name, "data").is_dir() else minari.load_dataset(name)
     except (FileNotFoundError, ValueError, gym.error.Error) as error:
         raise FileNotFoundError(
             f"{name} is neither a folder nor a Minari dataset on this machine: `minari list local` shows those that are here, "

@@ -59,8 +59,8 @@ def named_episode(steps: int) -> dict[str, Any]:
     return episode(steps) | dict(observations=observations, actions=np.full((steps, 1), 2, np.float32))
 
 
-@pytest.mark.parametrize("by_id", [True, False])
-def test_vectors(by_id: bool) -> None:
+@pytest.mark.parametrize("by", ["id", "folder", "object"])
+def test_vectors(place: Path, by: str) -> None:
     """Float64 in the dataset; ends of each kind, one that is neither's among them."""
     recorded = [episode(5, 1), episode(4, 2, "terminations"), episode(3, 3, "")]
     for each in recorded:
@@ -69,7 +69,8 @@ def test_vectors(by_id: bool) -> None:
     env.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     made = dataset("pendulum/random-v0", env, *recorded)
     model = small("Pendulum-v1")
-    assert datasets.fill(model, "pendulum/random-v0" if by_id else made) == 12
+    source = dict(id="pendulum/random-v0", folder=place / "pendulum" / "random-v0", object=made)[by]
+    assert datasets.fill(model, source) == 12
     buffer = model.replay_buffer
     for key, part in (("observations", slice(-1)), ("next_observations", slice(1, None))):
         expected = np.concatenate([each["observations"][part] for each in recorded])
