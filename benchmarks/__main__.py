@@ -14,6 +14,7 @@ COMMANDS = {
     "reliability": "runs that are killed, a full disk, damaged files, a long run",
     "hostile": "damaged and hostile files of models, checkpoints and replay buffers: what becomes of each",
     "preset": "return against minutes: CIR with small networks beside SAC, on a CPU",
+    "prefill": "what 10,000 recorded transitions are worth on Pendulum",
 }
 
 

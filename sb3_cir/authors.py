@@ -24,7 +24,7 @@ from stable_baselines3.common.preprocessing import get_action_dim
 
 from sb3_cir.cir import CIR
 from sb3_cir.envs import paper_protocol
-from sb3_cir.runs import files
+from sb3_cir.runs import files, parameters
 from sb3_cir.runs.files import short
 
 PREFIX = "network.network."
@@ -44,6 +44,8 @@ def read(path: str | Path) -> dict[str, th.Tensor]:
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError) as error:
         first = str(error).strip().splitlines()
         raise ValueError(f"{path}: these are no weights that can be read ({short(first[0] if first else error)}).") from error
+    if isinstance(found, dict) and all(isinstance(name, str) for name in found):
+        found = parameters.unwrapped(found, KEYS, str(path))
     if not isinstance(found, dict) or list(found) != KEYS or not all(isinstance(each, th.Tensor) for each in found.values()):
         has = list(found) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"{path} has {short(has)}; an actor of CIR's authors has {', '.join(KEYS)}.")

@@ -21,13 +21,16 @@ import copy
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir.buffers import DeviceReplayBuffer, cut_off
 from sb3_cir.extras import install_hint
@@ -61,21 +64,30 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     of several environments, episodes are dealt to them, and what would stand in one column alone is left out.
 
     :param model: A model; its ``learning_starts`` counts its own steps alone.
-    :param source: A folder of ``.npz`` episodes, the id of a Minari dataset on this machine, or such a dataset
+    :param source: A folder of ``.npz`` episodes; or the id of a Minari dataset on this machine, its folder, or the dataset
     :return: How many transitions were added. All are checked before the first one is: nothing of a failed call stays.
-    :raises ValueError: If spaces differ, if an episode is damaged or not finite, or if there is no room.
+    :raises ValueError: If spaces differ, if an episode is damaged or not finite, if there is no room, or if the buffer keeps
+        what no episode has.
+    :raises FileNotFoundError: If there is neither such a folder nor such a dataset.
     :raises ImportError: If a Minari dataset is asked for and Minari is not installed.
     """
     assert model.replay_buffer is not None
     parts = rows.parts(model.replay_buffer)
     buffer = parts.get("offline", next(iter(parts.values())))
+    if isinstance(buffer, HerReplayBuffer) and buffer.copy_info_dict:
+        raise ValueError(
+            "copy_info_dict=True: recorded episodes have no infos, from which rewards of new goals could be made."
+        )
     episodes = list(_read_folder(Path(source)) if _is_folder(source) else _read_minari(source, model))
     for episode in episodes:
         _check(episode, model)
-    dealt: list[list[Any]] = [[] for _ in range(buffer.n_envs)]
+    dealt: list[list[Episode]] = [[] for _ in range(buffer.n_envs)]
+    lengths = [0] * buffer.n_envs
     for episode in episodes:
-        min(dealt, key=len).extend(_steps(episode, model))
-    count, room = min(map(len, dealt)), buffer.buffer_size - buffer.size()
+        least = lengths.index(min(lengths))
+        dealt[least].append(episode)
+        lengths[least] += len(episode)
+    count, room = min(lengths), buffer.buffer_size - buffer.size()
     if count == 0:
         raise ValueError(f"{short(str(source))} has too few episodes for {buffer.n_envs} environments: {len(episodes)}.")
     if count > room:
@@ -83,12 +95,14 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
             f"{short(str(source))} has {count * buffer.n_envs} transitions, and the replay buffer has room for "
             f"{room * buffer.n_envs}: pass a larger buffer_size."
         )
-    _add(buffer, zip(*dealt, strict=False))
+    columns = [chain.from_iterable(_steps(episode, model) for episode in each) for each in dealt]
+    _add(buffer, zip(*columns, strict=False))
     return count * buffer.n_envs
 
 
 def _is_folder(source: Any) -> bool:
-    return isinstance(source, (str, Path)) and Path(source).is_dir()
+    """Minari keeps a dataset in a folder too, in another one there."""
+    return isinstance(source, (str, Path)) and Path(source).is_dir() and not Path(source, "data").is_dir()
 
 
 # Reading
@@ -110,25 +124,91 @@ def _read_folder(folder: Path) -> Iterator[Episode]:
 
 
 def _read_minari(source: Any, model: OffPolicyAlgorithm) -> Iterator[Episode]:
-    dataset = source
-    if isinstance(source, (str, Path)):
-        try:
-            minari = importlib.import_module("minari")
-        except ImportError as error:
-            raise ImportError(
-                f"{source} is no folder here; to read it as a Minari dataset needs Minari: {install_hint('minari')}"
-            ) from error
-        dataset = minari.load_dataset(str(source))
-    if dataset.action_space != model.action_space:
-        raise ValueError(f"The dataset's action_space is {dataset.action_space}, the model's {model.action_space}.")
-    for index, episode in enumerate(dataset.iterate_episodes()):
+    dataset = _load_minari(str(source)) if isinstance(source, (str, Path)) else source
+    name = short(str(source))
+    _check_spaces(dataset, model)
+    flat = _flattened(dataset.observation_space, model) if _is_flattened(dataset, model) else None
+    try:
+        recorded = list(dataset.iterate_episodes())
+    except Exception as error:  # a damaged file can fail in any way
+        raise ValueError(f"{name}: this Minari dataset cannot be read ({short(str(error))}).") from error
+    for index, episode in enumerate(recorded):
         observations = episode.observations
+        if flat is not None:
+            steps = range(len(episode.rewards) + 1)
+            observations = np.stack([np.asarray(spaces.flatten(flat, _at(observations, step))) for step in steps])
         named = observations if isinstance(observations, dict) else {"": observations}
         yield Episode(
-            f"episode {index}",
+            f"episode {index} of {name}",
             {f"observations/{key}" if key else "observations": np.asarray(value) for key, value in named.items()},
-            {name: np.asarray(getattr(episode, name)) for name in COLUMNS},
+            {column: np.asarray(getattr(episode, column)) for column in COLUMNS},
         )
+
+
+def _load_minari(name: str) -> Any:
+    try:
+        minari = importlib.import_module("minari")
+    except ImportError as error:
+        raise ImportError(
+            f"{name} is no folder here; to read it as a Minari dataset needs Minari: {install_hint('minari')}"
+        ) from error
+    try:
+        return minari.MinariDataset(Path(name, "data")) if Path(name, "data").is_dir() else minari.load_dataset(name)
+    except (FileNotFoundError, ValueError, gym.error.Error) as error:
+        raise FileNotFoundError(
+            f"{name} is neither a folder nor a Minari dataset on this machine: `minari list local` shows those that are here, "
+            f"`minari download {name}` fetches one."
+        ) from error
+
+
+def _at(value: Any, step: int) -> Any:
+    return {key: _at(entry, step) for key, entry in value.items()} if isinstance(value, dict) else value[step]
+
+
+def _is_flattened(dataset: Any, model: OffPolicyAlgorithm) -> bool:
+    return isinstance(dataset.observation_space, spaces.Dict) and not isinstance(model.observation_space, spaces.Dict)
+
+
+def _check_spaces(dataset: Any, model: OffPolicyAlgorithm) -> None:
+    observations = dataset.observation_space
+    if _is_flattened(dataset, model):
+        observations = spaces.flatten_space(observations)
+    alike = {
+        "observation_space": _shapes(observations) == _shapes(model.observation_space),
+        "action_space": _bounds(dataset.action_space) == _bounds(model.action_space),
+    }
+    for name, is_alike in alike.items():
+        if not is_alike:
+            raise ValueError(f"The dataset's {name} is {getattr(dataset, name)}, the model's {getattr(model, name)}.")
+
+
+def _shapes(space: spaces.Space[Any]) -> Any:
+    """What two observation spaces must have in common: bounds and kinds of number may differ, as float64 and float32 do."""
+    if isinstance(space, spaces.Dict):
+        return {name: _shapes(entry) for name, entry in space.spaces.items()}
+    return space.shape if isinstance(space, spaces.Box) else space
+
+
+def _bounds(space: spaces.Space[Any]) -> Any:
+    return (
+        (space.low.astype(np.float32).tolist(), space.high.astype(np.float32).tolist())
+        if isinstance(space, spaces.Box)
+        else space
+    )
+
+
+def _flattened(space: spaces.Dict, model: OffPolicyAlgorithm) -> spaces.Dict:
+    """
+    :param space: A dataset's observations
+    :param model: A model whose environment flattens them
+    :return: The same with its entries in the order of the environment's: those of a file are sorted by name.
+    """
+    env = next(iter(getattr(model.env, "envs", [])), None)
+    while env is not None:
+        if isinstance(env.observation_space, spaces.Dict) and env.observation_space.spaces.keys() == space.spaces.keys():
+            return env.observation_space
+        env = getattr(env, "env", None)
+    return space
 
 
 def _spaces(model: OffPolicyAlgorithm) -> dict[str, spaces.Space[Any]]:
@@ -195,6 +275,8 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
     :param lines: For each row a step of each environment
     """
     pos, values = buffer.pos, copy.deepcopy(rows.values(buffer))
+    # Where memory usage is optimised, the next row has the last one's next observation already.
+    row = {name: column[pos].copy() for name, column in rows.columns(buffer).items()}
     try:
         for line in lines:
             obs, following, actions, rewards, dones, infos = zip(*line, strict=True)
@@ -202,8 +284,9 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
                 _stack(obs), _stack(following), np.stack(actions), np.array(rewards), np.array(dones, np.float32), list(infos)
             )
     except BaseException:  # Ctrl-C too
-        for column in rows.columns(buffer).values():
+        for name, column in rows.columns(buffer).items():
             column[pos:] = 0
+            column[pos] = row[name]
         buffer.pos, buffer.full = pos, False
         vars(buffer).update(values)
         if isinstance(buffer, DeviceReplayBuffer):

@@ -13,6 +13,7 @@ environment that you make.
 import functools
 import importlib
 import inspect
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from sb3_cir import methods
+from sb3_cir import hub, methods
 from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
@@ -59,6 +60,7 @@ def amend(module: ModuleType) -> None:
 
 def _add_algorithms(utils: ModuleType) -> None:
     utils.ALGOS.update(ALGOS)
+    hub.repair()
     for name, amended in (("get_model_path", _to_be_played), ("create_test_env", _with_word_on_episodes)):
         function = getattr(utils, name)
         if not hasattr(function, "__wrapped__"):  # once is enough
@@ -82,19 +84,23 @@ class _Played:
         self.algo = algo
         self.utils = utils
 
-    def load(self, path: str, **kwargs: Any) -> "_SavedWithSuffix":
+    def load(self, path: str, **kwargs: Any) -> "_Published":
         self.utils.ALGOS[self.algo] = ALGOS[self.algo]
         model: BaseAlgorithm = ALGOS[self.algo].load(path, **{"buffer_size": 1, **kwargs})
-        return _SavedWithSuffix(model)  # which push_to_hub saves
+        return _Published(model, path)
 
 
 def _to_be_played(get_model_path: Method, utils: ModuleType) -> Method:
     """RL Zoo's programs that load a model ask for its path first, and the one that trains does not."""
 
-    def amended(exp_id: int, folder: str, algo: str, *args: Any, **kwargs: Any) -> Any:
-        found = get_model_path(exp_id, folder, algo, *args, **kwargs)
+    def amended(exp_id: int, folder: str, algo: str, env_name: Any, *args: Any, **kwargs: Any) -> Any:
+        found = get_model_path(exp_id, folder, algo, env_name, *args, **kwargs)
         if algo in ALGOS:
             utils.ALGOS[algo] = _Played(algo, utils)
+            program = vars(sys.modules["__main__"])
+            if "save_model_card" in program:  # push_to_hub
+                card = hub.with_our_part(program["save_model_card"], algo, env_name.gym_id, Path(found[1]))
+                program["save_model_card"] = card
         return found
 
     return amended
@@ -263,6 +269,20 @@ class _Learning(_Model):
         except KeyboardInterrupt:
             self.interrupted = True
             raise
+
+
+class _Published(_Model):
+    """
+    A model that ``push_to_hub`` saves as its file stands, with the size of its replay buffer: it is loaded with room for one
+    transition.
+    """
+
+    def __init__(self, model: BaseAlgorithm, path: str):
+        super().__init__(model)
+        self._path = path
+
+    def save(self, path: str | Path) -> None:
+        shutil.copyfile(self._path, f"{path}.zip")
 
 
 class _SavedWithSuffix(_Model):

@@ -8,6 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import test_parity
@@ -15,8 +16,11 @@ import torch as th
 from small import changed, small, weights
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import FlattenExtractor
+from test_wrapped import same
 
 from sb3_cir import CIR, update
+from sb3_cir.callbacks import Checkpoint
+from sb3_cir.runs import parameters
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile on a CPU needs a C++ compiler"
@@ -249,3 +253,34 @@ def test_optimiser_goes_on_from_plain_adam() -> None:
         np.testing.assert_allclose(fused[name], value, err_msg=name, rtol=0, atol=1e-6)
     kernels = [[group["fused"] for group in model.critic.optimizer.param_groups] for model in models]
     assert kernels == [[None], [True]]
+
+
+def compiled(model: CIR) -> CIR:
+    """As a user does it who wants his actor to be fast."""
+    model.policy.actor = th.compile(model.policy.actor)
+    return model
+
+
+@th.compiler.set_stance("force_eager")  # names alone are looked at
+def test_a_compiled_actor_leaves_no_trace(tmp_path: Path) -> None:
+    """It is saved and loaded as any other is, both ways, and so are checkpoints."""
+    model = compiled(small("Pendulum-v1")).learn(40, callback=Checkpoint(20, tmp_path / "steps"))
+    obs = np.ones((1, 3), np.float32)
+    assert isinstance(model.policy.actor, th._dynamo.OptimizedModule)
+    assert not any("_orig_mod" in name for name in parameters.take(model))
+    model.save(tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = CIR.load(tmp_path / "model", device="cpu", trusted=False)
+        same(plain, model)
+        np.testing.assert_array_equal(plain.predict(obs, deterministic=True)[0], model.predict(obs, deterministic=True)[0])
+        other = compiled(small("Pendulum-v1", seed=1))
+        other.set_parameters(tmp_path / "model.zip")
+        assert all(th.equal(value, weights(model)[name]) for name, value in weights(other).items())
+        resumed = CIR.resume(tmp_path / "steps", gym.make("Pendulum-v1"), device="cpu")
+        same(resumed, model)
+    resumed.learn(60, callback=Checkpoint(20, tmp_path / "steps"))
+    other = compiled(small("Pendulum-v1", seed=2))
+    other.restore(tmp_path / "steps")
+    same(other, resumed)
+    other.learn(70)

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from small import changed, small, weights
-from stable_baselines3 import SAC
+from stable_baselines3 import SAC, HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_cir import datasets
-from sb3_cir.buffers import SymmetricReplayBuffer
+from sb3_cir.baselines import TD7
+from sb3_cir.baselines.lap import LAPReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, RecencyReplayBuffer, SymmetricReplayBuffer
 from sb3_cir.runs import rows
 
 
@@ -165,23 +168,107 @@ def test_no_room_and_no_episodes(tmp_path: Path) -> None:
         datasets.fill(model, folder(tmp_path / "nothing"))
 
 
-def test_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari", reason="needs Minari (the minari extra)")
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    collector = minari.DataCollector(gym.make("Pendulum-v1", max_episode_steps=6))
-    for seed in range(2):
-        collector.reset(seed=seed)
-        ended = False
-        while not ended:
-            _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
-            ended = terminated or truncated
-    dataset = collector.create_dataset("pendulum/random-v0")
-    model = small("Pendulum-v1")
-    assert datasets.fill(model, "pendulum/random-v0") == 12
-    recorded = list(dataset.iterate_episodes())
-    observations = np.concatenate([each.observations[1:] for each in recorded])
-    np.testing.assert_array_equal(model.replay_buffer.next_observations[:12, 0], observations)
-    assert np.flatnonzero(model.replay_buffer.timeouts[:12, 0]).tolist() == [5, 11]
-    other = small("MountainCarContinuous-v0")
-    with pytest.raises(ValueError, match=r"The dataset's action_space is Box\(-2\.0, 2\.0.*, the model's Box\(-1\.0, 1\.0"):
-        datasets.fill(other, "pendulum/random-v0")
+def goal_episode(steps: int, seed: int) -> dict[str, np.ndarray]:
+    """Steps in which bits are flipped, with the goal that they all be ones."""
+    env = BitFlippingEnv(n_bits=4, continuous=True)
+    env.action_space.seed(seed)
+    observed, actions, rewards = [env.reset(seed=seed)[0]], [], []
+    for _ in range(steps):
+        actions.append(env.action_space.sample())
+        observation, reward, *_ = env.step(actions[-1])
+        observed.append(observation)
+        rewards.append(reward)
+    named = {f"observations/{key}": np.array([each[key] for each in observed]) for key in observed[0]}
+    plain = episode(steps)
+    ends = {name: plain[name] for name in ("terminations", "truncations")}
+    return named | ends | dict(actions=np.array(actions), rewards=np.array(rewards))
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_hindsight_goals(tmp_path: Path, n_envs: int) -> None:
+    """Goals are reached later in the same recorded episode, and rewards are those of the new goals."""
+    env = make_vec_env(lambda: BitFlippingEnv(n_bits=4, continuous=True), n_envs=n_envs)
+    model = small(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer)
+    recorded = [goal_episode(length, seed) for seed, length in enumerate((5, 4, 3, 2))]
+    assert datasets.fill(model, folder(tmp_path / "episodes", *recorded)) == 14
+    buffer = model.replay_buffer
+    first = [recorded[index] for index in ((0, 1, 2, 3) if n_envs == 1 else (0, 3))]
+    following = np.concatenate([each["observations/achieved_goal"][1:] for each in first])
+    np.testing.assert_array_equal(buffer.next_observations["achieved_goal"][: len(following), 0], following)
+    lengths = [len(each["rewards"]) for each in first]
+    assert buffer.ep_length[: sum(lengths), 0].tolist() == [length for length in lengths for _ in range(length)]
+    batch = buffer.sample(500)
+    reached, goal = batch.next_observations["achieved_goal"].numpy(), batch.observations["desired_goal"].numpy()
+    np.testing.assert_array_equal(batch.rewards.numpy()[:, 0], np.where((reached == goal).all(axis=1), 0, -1))
+    assert (goal == batch.next_observations["desired_goal"].numpy()).all()
+    assert not (goal == 1).all()
+    assert (batch.dones == 0).all()  # all were truncated
+    model.learn(40)
+    settings = dict(replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=dict(copy_info_dict=True))
+    model = small(env, "MultiInputPolicy", **settings)
+    with pytest.raises(ValueError, match="copy_info_dict=True: recorded episodes have no infos"):
+        datasets.fill(model, tmp_path / "episodes")
+
+
+def test_n_step_returns(tmp_path: Path) -> None:
+    """They end with each recorded episode, whatever its end, and the run's own steps are not joined to the last."""
+    recorded = [episode(5, 1), episode(4, 2, "terminations"), episode(3, 3, "")]
+    model = small("Pendulum-v1", n_steps=3, gamma=0.9)
+    datasets.fill(model, folder(tmp_path / "episodes", *recorded))
+    model.learn(25)
+    batch = model.replay_buffer._get_samples(np.arange(12))
+    rewards, following, left, dones = [], [], [], []
+    for each in recorded:
+        for step in range(len(each["rewards"])):
+            taken = each["rewards"][step : step + 3]
+            rewards.append(np.sum(taken * 0.9 ** np.arange(len(taken))))
+            following.append(each["observations"][step + len(taken)])
+            left.append(0.9 ** len(taken))
+            dones.append(bool(each["terminations"][step : step + 3].any()))
+    np.testing.assert_allclose(batch.rewards.numpy()[:, 0], rewards, rtol=1e-5)
+    np.testing.assert_allclose(batch.discounts.numpy()[:, 0], left, rtol=1e-6)
+    np.testing.assert_array_equal(batch.next_observations.numpy(), np.array(following, np.float32))
+    np.testing.assert_array_equal(batch.dones.numpy()[:, 0], dones)
+
+
+@pytest.mark.parametrize("kind", [DeviceReplayBuffer, RecencyReplayBuffer, LAPReplayBuffer])
+def test_what_is_sampled(tmp_path: Path, kind: type) -> None:
+    """Recorded transitions, each whole, before and after the model's own are added."""
+    settings = dict(model_class=TD7, policy_kwargs=dict(encoder_width=16)) if kind is LAPReplayBuffer else {}
+    settings |= {} if kind is LAPReplayBuffer else dict(replay_buffer_class=kind)
+    model = small("Pendulum-v1", **settings)
+    recorded = episode(9, 1, "terminations")
+    assert datasets.fill(model, folder(tmp_path / "episodes", recorded)) == 9
+    assert isinstance(model.replay_buffer, kind)
+    for learned in (0, 30):
+        model.learn(learned)  # TD7 ends with the episode
+        batch = model.replay_buffer.sample(4000)
+        rewards = batch.rewards[:, 0].numpy()
+        drawn, step = np.nonzero(rewards[:, None] == recorded["rewards"].astype(np.float32))
+        assert set(step) == set(range(9))
+        assert len(drawn) == 4000 or learned
+        np.testing.assert_array_equal(batch.observations.numpy()[drawn], recorded["observations"][step])
+        np.testing.assert_array_equal(batch.next_observations.numpy()[drawn], recorded["observations"][step + 1])
+        np.testing.assert_allclose(batch.actions.numpy()[drawn], recorded["actions"][step] / 2, atol=1e-6)
+        np.testing.assert_array_equal(batch.dones.numpy()[drawn, 0], step == 8)
+
+
+def test_the_next_observation_of_an_optimised_buffer_survives_a_failed_fill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands where the next transition comes."""
+    settings = dict(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False))
+    model = small("Pendulum-v1", **settings).learn(10)
+    buffer = model.replay_buffer
+    before = buffer.observations[:11].copy()
+    assert before[10].any()
+
+    def fails(*args: Any) -> None:
+        add(*args)
+        raise MemoryError
+
+    add = buffer.add
+    monkeypatch.setattr(buffer, "add", fails)
+    with pytest.raises(MemoryError):
+        datasets.fill(model, folder(tmp_path / "episodes", episode(5, 1)))
+    np.testing.assert_array_equal(buffer.observations[:11], before)

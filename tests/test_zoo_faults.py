@@ -26,7 +26,7 @@ def fails(*command: str, cwd: Path) -> str:
 PLAY = """
 import runpy, sys
 from pathlib import Path
-import huggingface_hub, huggingface_sb3.push_to_hub
+import huggingface_hub
 import sb3_cir.zoo; sb3_cir.zoo.register()
 import rl_zoo3.enjoy, rl_zoo3.utils
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -52,10 +52,8 @@ class Hub:
     def upload_folder(self, repo_id, folder_path, commit_message):
         print("pushed:", *sorted(path.name for path in Path(folder_path).glob("*.zip")))
 huggingface_hub.HfApi = Hub
-# RL Zoo imports this by a name that newer releases of huggingface_sb3 no longer have.
-vars(sys.modules["huggingface_sb3.push_to_hub"]).setdefault("generate_metadata", lambda *args: {"tags": ["rl"]})
 sys.argv = ["push_to_hub", *common, "-n", "5", "-orga", "somebody"]
-runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__")
+runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
 """
 
 

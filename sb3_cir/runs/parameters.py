@@ -6,8 +6,9 @@ what it replaces and copied into it. Nothing of a file becomes a part of the mod
 end of moments that are too small.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
@@ -25,6 +26,10 @@ SQUARES = ("step", "exp_avg_sq", "max_exp_avg_sq", "square_avg")
 LARGEST_COUNT = 4096
 # A fixed temperature is an argument.
 NOT_LEARNED = {"ent_coef_tensor"}
+# What wrappers put into the names of weights. No module but torch.compile's has a part of the first name.
+COMPILED, PARALLEL = "_orig_mod.", "module."
+
+Value = TypeVar("Value")
 
 
 def modules(model: BaseAlgorithm) -> dict[str, nn.Module]:
@@ -45,8 +50,7 @@ def optimizers(model: BaseAlgorithm) -> dict[str, th.optim.Optimizer]:
 
 def _objects(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
     for name in model._get_torch_save_params()[0]:
-        found = recursive_getattr(model, name)
-        yield name, getattr(found, "_orig_mod", found)  # of what torch.compile has wrapped
+        yield name, recursive_getattr(model, name)
 
 
 def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
@@ -73,7 +77,11 @@ def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
 
 def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
     """What is there from the start, in its place."""
-    tensors = {f"{name}/{key}": value for name, module in modules(model).items() for key, value in module.state_dict().items()}
+    tensors = {
+        f"{name}/{key.replace(COMPILED, '')}": value
+        for name, module in modules(model).items()
+        for key, value in module.state_dict().items()
+    }
     return tensors | {f"{VARIABLES}/{name}": value.detach() for name, value in _variables(model).items()}
 
 
@@ -87,6 +95,47 @@ def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
 
 def _parameters(optimizer: th.optim.Optimizer) -> list[th.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def unwrapped(arrays: Mapping[str, Value], known: Collection[str], what: str = "") -> dict[str, Value]:
+    """
+    Names of weights without what ``torch.compile`` and ``DataParallel`` put into them. It is taken away only where a name is
+    not known with it, is known without it, and does not stand beside it: a network may have a part called ``module``.
+
+    :param arrays: Weights by name, as a file has them
+    :param known: The names that are expected
+    :param what: Where they are from, for a warning that says what was taken away; none is given without it.
+    :return: The same under the names that are expected, as far as this makes them so
+    """
+    found, renamed = {}, {}
+    for name, value in arrays.items():
+        plain = _plain_name(name, known)
+        if plain in arrays or plain in found:
+            plain = name
+        if plain != name:
+            renamed[name] = plain
+        found[plain] = value
+    if renamed and what:
+        name, plain = next(iter(renamed.items()))
+        warnings.warn(
+            f"{what}: {len(renamed)} names of weights are read without the {COMPILED} or {PARALLEL} that torch.compile or "
+            f"DataParallel has put into them, {short(name)} as {short(plain)}.",
+            stacklevel=2,
+        )
+    return found
+
+
+def _plain_name(name: str, known: Collection[str]) -> str:
+    """:return: The name without wrappers' parts, from the left no more of them than need be; itself if that is not known"""
+    if name in known:
+        return name
+    owner, slash, key = name.rpartition("/")
+    parts = key.replace(COMPILED, "").split(".")
+    while (plain := owner + slash + ".".join(parts)) not in known:
+        if PARALLEL[:-1] not in parts:
+            return name
+        parts.remove(PARALLEL[:-1])
+    return plain
 
 
 def to_array(value: Any) -> np.ndarray:
@@ -106,6 +155,7 @@ def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, fin
     :raises ValueError: If one is missing, is too many, has another shape or kind of number, or is not finite.
     """
     expected = {name: (tuple(value.shape), to_array(value).dtype) for name, value in _fixed(model).items()}
+    arrays = unwrapped(arrays, expected, what)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     allowed = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
     learned = any(name.startswith(f"{VARIABLES}/log_ent_coef") for name in arrays)
@@ -192,7 +242,7 @@ def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
     except Exception:
         return  # One that looks at its own numbers cannot be built so. What else fails will fail again.
     shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
-    theirs = {name: array.shape for name, array in arrays.items() if name.startswith("policy/")}
+    theirs = {name: array.shape for name, array in unwrapped(arrays, shapes).items() if name.startswith("policy/")}
     for name in dict.fromkeys([*shapes, *sorted(theirs)]):
         there, here = theirs.get(name, "nothing"), shapes.get(name, "nothing")
         if there != here:
@@ -213,8 +263,10 @@ def put(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[s
     :param arrays: What :func:`take` gave of the other, and :func:`check` let pass
     :param rates: Its :func:`learning_rates`
     """
+    tensors = _fixed(model)
+    arrays = unwrapped(arrays, tensors)
     with th.no_grad():
-        for name, tensor in _fixed(model).items():
+        for name, tensor in tensors.items():
             tensor.copy_(th.from_numpy(arrays[name]))
         for name, optimizer in optimizers(model).items():
             _put_moments(name, optimizer, arrays)

@@ -1,0 +1,163 @@
+"""
+What recorded transitions are worth: Pendulum with and without 10,000 of a half-trained agent.
+
+The recorder is a CIR of its own seed, which stops learning early and then plays with the noise it learns with. Every model has
+the small preset, its random first steps included. Rows go to a log (see :mod:`benchmarks.log`) as runs end, with how each was
+made.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from benchmarks import keep, log
+from benchmarks.preset import SMALL
+from benchmarks.run import _versions, git_commit, processor
+from sb3_cir import CIR, datasets
+from sb3_cir.buffers import SymmetricReplayBuffer
+
+TASK = "Pendulum-v1"
+RECORDER_SEED, EVALUATION_SEED = 100, 1_000
+METHODS: dict[str, dict[str, Any]] = {
+    "cir": {},
+    "cir; recorded first": {},
+    "cir; half recorded": dict(replay_buffer_class=SymmetricReplayBuffer),
+}
+DEFAULT = Path("benchmarks/results/prefill.csv")
+
+
+class Returns(BaseCallback):
+    """
+    The mean return every so many steps, each time from the same first states.
+
+    :param every: Steps of the agent between two evaluations
+    :param episodes: For each
+    """
+
+    def __init__(self, every: int, episodes: int):
+        super().__init__()
+        self.every, self.episodes = every, episodes
+        self.env = make_vec_env(TASK)
+        self.found: list[tuple[int, float]] = []
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps % self.every == 0:
+            self.env.seed(EVALUATION_SEED)
+            mean, _ = evaluate_policy(self.model, self.env, self.episodes)
+            self.found.append((self.num_timesteps, float(mean)))
+            print(f"    step {self.num_timesteps:6d}: {mean:8.1f}", flush=True)
+        return True
+
+
+def make(seed: int, **arguments: Any) -> CIR:
+    """
+    :param seed: Of networks and environment
+    :param arguments: Beside those of the small preset
+    :return: A model that has learned nothing
+    """
+    env = make_vec_env(TASK, seed=seed)
+    return CIR("MlpPolicy", env, seed=seed, device="cpu", buffer_size=20_000, **SMALL, **arguments)
+
+
+def record(model: CIR, transitions: int, folder: Path) -> float:
+    """
+    Let a model play with the noise it learns with, in whole episodes.
+
+    :param model: The model
+    :param transitions: How many at least
+    :param folder: Gets a file for each episode
+    :return: The mean return
+    """
+    env = make_vec_env(TASK, seed=RECORDER_SEED).envs[0]
+    returns: list[float] = []
+    count = 0
+    while count < transitions:
+        observations, steps = [env.reset()[0]], []
+        while not steps or not (steps[-1][2] or steps[-1][3]):
+            action, _ = model.predict(observations[-1])
+            observation, *result, _ = env.step(action)
+            observations.append(observation)
+            steps.append((action, *result))
+        columns = dict(zip(datasets.COLUMNS, map(np.array, zip(*steps, strict=True)), strict=True))
+        np.savez(folder / f"{len(returns):04d}.npz", observations=np.array(observations), **columns)
+        returns.append(float(columns["rewards"].sum()))
+        count += len(steps)
+    return float(np.mean(returns))
+
+
+def train(method: str, seed: int, folder: Path, steps: int, every: int, episodes: int) -> list[tuple[int, float]]:
+    """
+    :param method: A name of :data:`METHODS`
+    :param seed: Of networks and environment
+    :param folder: The recorded episodes
+    :param steps: Of the agent
+    :param every: Steps between two evaluations
+    :param episodes: For each
+    :return: Steps and mean returns
+    """
+    model, returns = make(seed, **METHODS[method]), Returns(every, episodes)
+    if method != "cir":
+        datasets.fill(model, folder)
+    model.learn(steps, callback=returns)
+    return returns.found
+
+
+def table(rows: pd.DataFrame) -> str:
+    """
+    :param rows: Of a log
+    :return: Mean returns over seeds, and the lowest and the highest, in Markdown
+    """
+    steps = sorted(rows.env_step.unique())
+    lines = [["steps", *map(str, steps)], ["---"] * (len(steps) + 1)]
+    for method in METHODS:
+        groups = rows[rows.exp_name == method].groupby("env_step").value
+        cells = {at: f"{each.mean():.0f} ({each.min():.0f} to {each.max():.0f})" for at, each in groups}
+        lines.append([method, *(cells.get(at, "") for at in steps)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """:param parser: Gets this command's arguments"""
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--steps", type=int, default=2_500, help="of each model (default: %(default)s)")
+    parser.add_argument("--recorder-steps", type=int, default=2_000, help="of the one that records (default: %(default)s)")
+    parser.add_argument("--transitions", type=int, default=10_000, help="to record (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=250, help="steps between two evaluations (default: %(default)s)")
+    parser.add_argument("--episodes", type=int, default=10, help="for each evaluation (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=DEFAULT, help="the log that is written anew (default: %(default)s)")
+
+
+def main(options: argparse.Namespace) -> int:
+    """
+    :param options: See :func:`add_arguments`
+    :return: 0
+    """
+    th.set_num_threads(1)
+    made: dict[str, Any] = dict(commit=git_commit(), processor=f"{processor()}, 1 thread", versions=_versions())
+    made["command"] = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    runs: list[dict[str, Any]] = []
+    rows: list[tuple[Any, ...]] = []
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as place:
+        recorder = make(RECORDER_SEED).learn(options.recorder_steps)
+        made["recorded_return"] = round(record(recorder, options.transitions, Path(place)), 1)
+        print(f"recorded: mean return {made['recorded_return']}", flush=True)
+        for seed, method in product(options.seeds, METHODS):
+            print(f"{method}, seed {seed}", flush=True)
+            found = train(method, seed, Path(place), options.steps, options.every, options.episodes)
+            runs.append(dict(exp_name=method, env_name=TASK, seed=seed, **made))
+            rows += [(method, TASK, seed, log.RETURN, step, value) for step, value in found]
+            keep.write(options.out, pd.DataFrame(rows, columns=log.COLUMNS), runs)
+    print(table(log.load([options.out]).rows))
+    return 0
