@@ -230,6 +230,7 @@ class FlashSAC(CategoricalSAC):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": FlashSACPolicy}
+    per_environment = (*CategoricalSAC.per_environment, "noise/noise", "noise/left")
     return_scale_class = FlashReturnScale
     actor: FlashActor
 
