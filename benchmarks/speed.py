@@ -32,11 +32,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks import figures
 from benchmarks.run import processor
-from sb3_cir import CIR, envs
-from sb3_cir.baselines import BRO, TD7, BROFast
+from sb3_cir import CIR, envs, methods
+from sb3_cir.baselines import TD7
 from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.smr import SMR
 
 OBSERVATIONS, ACTIONS, BATCH, WIDTH, DEPTH, REUSE = 24, 6, 256, 512, 2, 2  # walker's sizes and the paper's
+PEERS = ("simba", "td7", "bro", "bro_fast", "flash_sac", "simba_v2")
 PARTS = ("peers", "acting", "learn", "growth")
 GROWTH: dict[str, tuple[int, ...]] = {
     "width": (128, 256, 512, 1024),
@@ -61,6 +63,7 @@ class Sizes(gym.Env):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: The command's"""
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    parser.add_argument("--methods", nargs="*", choices=PEERS, default=PEERS, help="other methods to measure (default: all)")
     parser.add_argument("--authors", type=Path, metavar="PATH", help="a checkout of the authors' code, to run beside ours")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--threads", type=int, default=th.get_num_threads(), help="of torch (default: %(default)s)")
@@ -150,22 +153,17 @@ def of_sb3(algorithm: type[OffPolicyAlgorithm], device: str, net_arch: list[int]
     return lambda: model.train(REUSE, BATCH)
 
 
-def td7(device: str) -> Train:
+def own_sizes(name: str, device: str) -> Train:
     """
+    :param name: One of :data:`PEERS`
     :param device: cpu or cuda
-    :return: Makes one update of TD7 at its own sizes, which is what a step of the agent takes
+    :return: Makes all updates of one step of the agent, at the method's own sizes, compiled if it can be
     """
-    model = filled(TD7("MlpPolicy", Sizes(), buffer_size=4096, device=device))
-    return lambda: model.make_updates(1)
-
-
-def bro(algorithm: type[BRO], device: str) -> Train:
-    """
-    :param algorithm: BRO or BROFast
-    :param device: cpu or cuda
-    :return: Makes one train call at its own sizes, compiled, with all updates of a step
-    """
-    model = filled(algorithm("MlpPolicy", Sizes(), buffer_size=4096, device=device, compile=True))
+    algorithm = methods.algorithm(name)
+    kwargs = dict(compile=True) if issubclass(algorithm, SMR) else {}
+    model = filled(algorithm("MlpPolicy", Sizes(), buffer_size=4096, device=device, **kwargs))
+    if isinstance(model, TD7):  # which makes those of a whole episode in a train call
+        return lambda: model.make_updates(1, model.batch_size)
     return lambda: model.train(model.gradient_steps, model.batch_size)
 
 
@@ -357,10 +355,8 @@ def peers(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         "CIR, compiled, bfloat16": apart(cir, device, compile=True, precision="bfloat16"),
         "SB3 SAC [512, 512], 2 gradient steps": apart(of_sb3, SAC, device, [512, 512]),
         "sb3-contrib TQC [512, 512, 512], 2 gradient steps": apart(of_sb3, TQC, device, [512, 512, 512]),
-        "TD7 at its own sizes, 1 update": apart(td7, device),
-        "BRO at its own sizes, compiled, 10 updates": apart(bro, BRO, device),
-        "BRO (fast) at its own sizes, compiled, 2 updates": apart(bro, BROFast, device),
     }
+    trains |= {f"{methods.label(name)} at its own sizes": apart(own_sizes, name, device) for name in options.methods}
     if options.authors:
         trains[AUTHORS] = apart(authors, options.authors, device)
     if importlib.util.find_spec("sbx") is not None:

@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="needs the benchmarks extra")
 
 from benchmarks import speed
 from benchmarks.__main__ import main
-from sb3_cir import CIR
+from sb3_cir import CIR, methods
 
 ROOT = Path(__file__).parent.parent
 
@@ -74,6 +74,15 @@ def test_apart() -> None:
     assert elsewhere() >= 0.2
 
 
+@pytest.mark.parametrize(("name", "n_updates"), [("td7", 1), ("flash_sac", 1), ("simba_v2", 2)])
+def test_updates_of_a_step(name: str, n_updates: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the method's own sizes. (Those that are compiled for a minute first are in the whole command below.)"""
+    filled, models = speed.filled, []
+    monkeypatch.setattr(speed, "filled", lambda model: models.append(filled(model, 100)) or models[0])
+    speed.own_sizes(name, "cpu")()
+    assert models[0]._n_updates == n_updates
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -112,6 +121,7 @@ def test_whole_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks", "speed", "--rounds", "1", "--format", "json", "--out", str(tmp_path)]
     found = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
     assert found["cir_over_gemm_floor"] > 0.5
+    assert {f"{methods.label(name)} at its own sizes" for name in speed.PEERS} < set(found["milliseconds"])
     assert set(found["growth"]) == set(speed.GROWTH)
     assert len(found["acting"]) == 3
     assert 0.5 < found["learn"]["share_in_train"] < 1

@@ -60,7 +60,7 @@ def with_blocks(language: str, slow: set[str]) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("page", with_blocks("python", slow={"long_runs", "quickstart", "simba", "simba_v2", "flash_sac"}))
+@pytest.mark.parametrize("page", with_blocks("python", slow={"long_runs", "quickstart", "simba"}))
 def test_python_blocks(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = "\n".join(blocks(page, "python"))
     skip_without_packages(program)

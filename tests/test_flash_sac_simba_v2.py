@@ -397,6 +397,32 @@ def test_saved_and_loaded(model_class: type[CategoricalSAC], tmp_path: Path) -> 
     assert all(th.equal(value, policy.state_dict()[name]) for name, value in model.policy.state_dict().items())
 
 
+@BOTH
+@pytest.mark.parametrize("trusted", [True, False])
+def test_loaded_with_other_environments(model_class: type[CategoricalSAC], trusted: bool, tmp_path: Path) -> None:
+    """More or fewer of them: statistics stay, the running returns and the noise of each begin anew."""
+    model = build(model_class, DummyVecEnv([Walk] * 3)).learn(60)
+    model.save(tmp_path / "model")
+    ours = model.get_parameters()
+    for n_envs in (1, 5):
+        env = DummyVecEnv([Walk] * n_envs)
+        loaded = model_class.load(tmp_path / "model", env=env, device="cpu", trusted=trusted)
+        theirs = loaded.get_parameters()
+        assert all(th.equal(value, theirs["policy"][name]) for name, value in ours["policy"].items())
+        for name, value in theirs["return_scale"].items():
+            assert th.equal(value, th.zeros(n_envs) if name == "returns" else ours["return_scale"][name]), name
+        if "noise" in theirs:
+            assert theirs["noise"]["noise"].shape == (n_envs, 1)
+            assert theirs["noise"]["left"] == 0
+        loaded.learn(20, reset_num_timesteps=False)
+        assert loaded._n_updates > model._n_updates
+
+    other = build(model_class)
+    other.set_parameters(str(tmp_path / "model.zip"))
+    assert th.equal(other.return_scale.var, model.return_scale.var)
+    assert other.return_scale.returns.tolist() == [0]
+
+
 class PowerError(Exception):
     """It fails, and takes the process with it."""
 
@@ -440,6 +466,8 @@ def test_yaml(algo: str, model_class: type[CategoricalSAC], repeat: int) -> None
         entry = dict(hyperparams[task.env_id])
         steps = 1_000_000 if task.group == "humanoid_bench" else task.env_steps
         assert entry.pop("n_timesteps") * repeat == steps
+        # The authors' runs have a million steps on all tasks, and the learning rate falls over them.
+        assert entry.get("decay_timesteps", steps / repeat) * repeat == 1_000_000
         assert entry.pop("env_wrapper") == f"sb3_cir.envs.{'FlatFloat32' if repeat == 1 else 'paper_protocol'}"
         if algo == "simba_v2":
             assert entry.get("episodic", True) == (task.group == "humanoid_bench")

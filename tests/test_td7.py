@@ -261,12 +261,22 @@ def test_save_and_load(trusted: bool, tmp_path: Path) -> None:
     assert loaded._n_updates > model._n_updates
 
 
-def test_goes_on_in_another_learn() -> None:
-    """What was left of an episode does not count for the next one."""
-    model = build().learn(40)
+def test_another_learn_begins_with_random_actions() -> None:
+    """As in all of SB3: the warning that there are only such is true, and nothing of them counts for a policy."""
+    model = build(exploration_noise=0.0).learn(40)
     model._episode_return = 1000.0
-    model.learn(10, reset_num_timesteps=True)
-    assert model.best_min_return < 1000
+    with th.no_grad():
+        model.actor.mu[-2].bias.fill_(20.0)
+    n_updates, best = model._n_updates, model.best_min_return
+    with pytest.warns(UserWarning, match="this run ends at step 20, and the first 20 steps are random actions"):
+        model.learn(20)
+    assert not np.isclose(model.replay_buffer.actions[40:60], 1).all()
+    assert (model._n_updates, model.best_min_return) == (n_updates, best)
+
+    model.learn(20, reset_num_timesteps=False)  # one episode of random actions, and one of the policy's
+    assert np.isclose(model.replay_buffer.actions[60:80, 0, 0], 1).reshape(2, 10).all(axis=1).tolist() == [False, True]
+    assert model._n_updates == n_updates + 10
+    assert model.best_min_return < 10  # not several episodes' return in one
 
 
 # --- what it does not take ---

@@ -309,8 +309,8 @@ class BRO(SMR):
     and so all evaluation, acts by the first. At ``reset_steps`` all networks, optimisers and learned weights begin anew; the
     replay buffer stays.
 
-    Left out of the original: several seeds at once, critics of plain values, and pessimism, which is 0 there. Different: a
-    reset draws new weights, where the original returns to those that it began with.
+    Left out of the original: several seeds at once, critics of plain values, networks without residual blocks, and pessimism,
+    which is 0 there. Different: a reset draws new weights, where the original returns to those that it began with.
 
     Arguments not named here are SAC's, by keyword.
 

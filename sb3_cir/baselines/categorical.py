@@ -218,6 +218,7 @@ class CategoricalSAC(Resumable, SAC):
     :raises ValueError: If an argument is out of its range.
     """
 
+    per_environment: ClassVar[tuple[str, ...]] = ("return_scale/returns",)
     return_scale_class: ClassVar[type[ReturnScale]] = ReturnScale
     policy: CategoricalPolicy
     return_scale: ReturnScale

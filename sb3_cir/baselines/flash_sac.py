@@ -1,6 +1,6 @@
 """
-FlashSAC: off-policy learning that scales, fast and stable (2026), after the authors' PyTorch code
-(github.com/Holiday-Robot/FlashSAC), at its settings for one environment on a CPU.
+FlashSAC: fast and stable off-policy reinforcement learning for high-dimensional robot control (Kim et al., 2026,
+https://arxiv.org/abs/2604.04539), after the authors' PyTorch code (github.com/Holiday-Robot/FlashSAC).
 """
 
 import math
@@ -195,7 +195,8 @@ class FlashSACPolicy(CategoricalPolicy):
 
 class FlashSAC(CategoricalSAC):
     """
-    FlashSAC at the original's hyperparameters for one environment on a CPU.
+    FlashSAC at the original's hyperparameters for one environment of a simulator on a CPU. (For a thousand on a GPU its
+    authors have others.)
 
     SAC with batch-normalised inverted residual blocks, a categorical critic, rewards scaled by running return statistics, and
     parameters of fixed norm. Actor and critics see the current and the next observations of a batch in one pass, so that
@@ -230,6 +231,7 @@ class FlashSAC(CategoricalSAC):
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": FlashSACPolicy}
+    per_environment = (*CategoricalSAC.per_environment, "noise/noise", "noise/left")
     return_scale_class = FlashReturnScale
     actor: FlashActor
 

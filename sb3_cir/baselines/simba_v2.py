@@ -147,9 +147,10 @@ class SimbaV2(HorizonDefaults, CategoricalSAC):
     SAC with features and weights on the unit sphere, a categorical critic, rewards scaled by running return statistics,
     normalised observations, and a learning rate that falls.
 
-    Left out: JAX's compilation, behaviour cloning and training on given data. Different: n-step returns and the rescaling of
-    actions are SB3's; statistics have the very first observation of the run too, and the return statistics have each step
-    before the updates that follow it, where the original's have it after them.
+    Left out: JAX's compilation, prioritised replay (which no setting of the original's turns on), behaviour cloning and
+    training on given data. Different: learning starts a step later, as SB3 counts; n-step returns and the rescaling of actions
+    are SB3's; statistics have the very first observation of the run too, and the return statistics have each step before the
+    updates that follow it, where the original's have it after them.
 
     Arguments not named here are SAC's, by keyword.
 

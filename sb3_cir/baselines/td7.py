@@ -296,6 +296,8 @@ class TD7(Resumable, TD3):
         super()._setup_model()
 
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:
+        if reset_num_timesteps:  # random actions come first again, as in all of SB3
+            self.learning = 0
         if reset_num_timesteps or self._last_obs is None:  # a new episode begins
             self._episode_return = 0.0
         return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)

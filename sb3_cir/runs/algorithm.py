@@ -52,6 +52,9 @@ class Resumable(OffPolicyAlgorithm):
     counters: ClassVar[tuple[str, ...]] = state.COUNTERS
     # Arguments of a base class that a subclass's constructor does not take.
     fixed_arguments: ClassVar[tuple[str, ...]] = ()
+    # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
+    # with more or fewer begins them anew.
+    per_environment: ClassVar[tuple[str, ...]] = ()
     # Whether models are saved in SB3's own format, which SB3 reads too.
     sb3_archives: ClassVar[bool] = False
 

@@ -310,9 +310,10 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
         model._setup_model()
     if env is not None and options.force_reset:
         model._last_obs = None
-    parameters.check(model, content.arrays, content.what, finite=not options.trusted)
+    arrays = _for_its_environments(model, content)
+    parameters.check(model, arrays, content.what, finite=not options.trusted)
     parameters.check_rates(model, content.rates, content.what)
-    parameters.put(model, content.arrays, content.rates)
+    parameters.put(model, arrays, content.rates)
     counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
     state.check_counters(model, counters, content.what)
     state.put_counters(model, counters)
@@ -333,6 +334,14 @@ def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> Non
         check_for_correct_spaces(env, attributes["observation_space"], attributes["action_space"])
 
 
+def _for_its_environments(model: OffPolicyAlgorithm, content: Content) -> dict[str, np.ndarray]:
+    """:return: What was read, but the model's own arrays of its environments where these are more or fewer"""
+    if model.n_envs == content.n_envs:
+        return content.arrays
+    own, names = parameters.take(model), getattr(model, "per_environment", ())
+    return content.arrays | {name: own[name] for name in names}
+
+
 def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
     """
     :param model: A model, which gets networks and optimisers of another
@@ -341,7 +350,11 @@ def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
     """
     content = read(type(model), path, Options(None, "auto", {}, False, False, False, {}))
     own = parameters.take(model)
-    arrays = {name: array for name, array in content.arrays.items() if not name.startswith(parameters.VARIABLES)}
+    arrays = {
+        name: array
+        for name, array in _for_its_environments(model, content).items()
+        if not name.startswith(parameters.VARIABLES)
+    }
     arrays |= {name: array for name, array in own.items() if name.startswith(parameters.VARIABLES)}
     parameters.check(model, arrays, content.what, finite=False)
     parameters.check_rates(model, content.rates, content.what)
