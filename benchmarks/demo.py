@@ -49,7 +49,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "small": Size(6_000, SMALL["learning_starts"], SMALL, "3 to 5 minutes on 2 cores, and less than a minute more to film it"),
+    "small": Size(5_000, SMALL["learning_starts"], SMALL, "4 to 5 minutes on 2 cores, and less than a minute more to film it"),
     "paper": Size(5_000, 2_500, {}, "about 10 minutes on 2 cores, and is the first fiftieth of the paper's training"),
 }
 EVAL_EVERY = 500
