@@ -43,7 +43,8 @@ ROWS = 1_000  # of their replay buffers: the ring turns many times
 EARLY = 0.2  # of them are killed while they start
 AIMED = 0.5  # of the others when they begin to write a file, if that comes before the random moment
 START = 300  # seconds that it may take to start; where it does not, it says what it was doing
-LIFE = 2.5  # seconds that such a run lives, at most
+LIFE = 130  # steps that such a run lives, at most: not seconds, in which a busy machine may come nowhere
+BIRTH = 0.6  # seconds that a run lives, at most, that is killed while it starts
 
 
 class Numbered(gym.Env[np.ndarray, np.ndarray]):
@@ -199,7 +200,7 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
             try:
                 if there and generator.random() < EARLY:
                     early += 1
-                    time.sleep(generator.uniform(0, LIFE / 4))
+                    time.sleep(generator.uniform(0, BIRTH))
                 else:
                     began = time.monotonic()
                     if not ours.poll(START):
@@ -217,18 +218,18 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
                         raise ValueError(f"{lost} steps were lost")
                     most_lost = max(most_lost, lost)
                     with_two += answer["checkpoints"] == 2
-                    moment = time.monotonic() + generator.uniform(0, LIFE)
                     aimed = generator.random() < AIMED
                     if not there:
                         # Nothing is promised to a run that was killed before its first checkpoint.
-                        moment += wait_for_first(folder / "checkpoints")
-                    while time.monotonic() < moment and not (aimed and half_written(folder) - left):
+                        wait_for_first(folder / "checkpoints")
+                    last = steps_made(folder) + generator.uniform(0, LIFE)
+                    while steps_made(folder) < last and not (aimed and half_written(folder) - left):
                         time.sleep(0 if aimed else 0.01)
             finally:
                 process.kill()
                 process.join()
             writing += bool(half_written(folder) - left)
-            reached = struct.unpack("q", (folder / "steps").read_bytes())[0] if (folder / "steps").exists() else 0
+            reached = steps_made(folder)
             there = bool(checkpoints(folder / "checkpoints"))
         model = resumed(folder / "checkpoints")
         turns = model.num_timesteps / ROWS
@@ -252,17 +253,23 @@ def half_written(folder: Path) -> set[tuple[str, int]]:
     return found
 
 
-def wait_for_first(folder: Path) -> float:
+def steps_made(folder: Path) -> int:
     """
-    :param folder: A folder of checkpoints that is about to have one
-    :return: Seconds until it had
+    :param folder: A run's folder
+    :return: How many steps it has made, see :class:`Numbered`
     """
+    file = folder / "steps"
+    content = file.read_bytes() if file.exists() else b""
+    return int(struct.unpack("q", content)[0]) if content else 0
+
+
+def wait_for_first(folder: Path) -> None:
+    """:param folder: A folder of checkpoints that is about to have one"""
     began = time.monotonic()
     while not checkpoints(folder):
         if time.monotonic() > began + START:
             raise ValueError(f"no checkpoint was written within {START} seconds")
         time.sleep(0.01)
-    return time.monotonic() - began
 
 
 def full_disk(options: argparse.Namespace, console: Console) -> list[str]:
