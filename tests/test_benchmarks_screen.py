@@ -29,6 +29,7 @@ def test_arms_exchange_one_part() -> None:
         assert repr(getattr(crossed, other)) == repr(getattr(base, other))
     assert (base.target_entropy, simba.target_entropy, build("cir").target_entropy) == (-0.5, -0.5, -1.0)
     assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1")] == [0.3, 1.0]
+    assert [build(arm).batch_size for arm in ("cir+temp+rsnorm", "cir+temp+rsnorm+batch128")] == [256, 128]
 
 
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+simba_actor", "simba", "simba+cir_actor"])
