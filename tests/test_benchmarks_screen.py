@@ -92,14 +92,14 @@ def test_writes_rows_that_say_how_they_were_made(screened: Callable[[int], tuple
 
 def test_goes_on_where_it_ended(screened: Callable[[int], tuple[dict[str, Any], pd.DataFrame]]) -> None:
     first, begun = screened(40)
-    made, table = screened(80)
+    made, table = screened(56)
     assert made["earlier"] == [{"commit": first["commit"], "env_step": 80}]
     assert table[: len(begun)].equals(begun)
     assert not table.duplicated(["metric", "env_step"]).any()
     rows = table.set_index(["metric", "env_step"]).value
-    assert [rows["updates", step] for step in (80, 120, 160)] == [2 * 20, 2 * 40, 2 * 60]
-    assert ("moved", 120) in rows  # since the look at 80
-    assert rows["seconds", 80] < rows["seconds", 120] < rows["seconds", 160]
-    done, same = screened(80)
+    assert [rows["updates", step] for step in (80, 112)] == [2 * 20, 2 * 36]
+    assert ("moved", 112) in rows  # since the look at 80
+    assert rows["seconds", 80] < rows["seconds", 112]
+    done, same = screened(56)
     assert done == made
     assert same.equals(table)
