@@ -1,9 +1,12 @@
 """
 ``python -m benchmarks screen``: why CIR learns slowly on hard tasks, by one part of CIR and SimBa at a time.
 
-An *arm* is a training run, shorter and narrower than the paper's, that is measured by more than its returns: see
-:class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look, so that a run that is
-killed loses nothing.
+An *arm* is a training run, shorter than the paper's, that is measured by more than its returns: see
+:class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look. The same command again
+goes on where the last one was killed.
+
+Size matters here: SimBa with a critic of half the width learns dogs as slowly as CIR does ("Hard tasks" in ``README.md``). So
+an arm that is to be compared by its learning has to be of the paper's size, the default.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -33,8 +36,10 @@ from sb3_cir import CIR, envs
 from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.buffers import RecencyReplayBuffer
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic
+from sb3_cir.runs.files import checkpoints
 from sb3_cir.smr import SMR
 
 BATCH = 2000
@@ -44,6 +49,8 @@ STRETCH = 100
 DRAWS = 20
 EPISODES = 3
 ACTION_REPEAT = 2
+# Steps of the agent between checkpoints, each of which ends the episode under way: dm_control's have 500, so it cuts none.
+CHECKPOINT_EVERY = 2500
 
 
 class PartsPolicy(SimbaPolicy):
@@ -188,6 +195,7 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+lnperplace": _base(dict(critic_body="LNPerPlace")),
     "cir+temp+rsnorm+1critic": _base(dict(n_critics=1)),
     "cir+temp+rsnorm+c1": _base(dict(avg_r_norm_coef=1.0)),
+    "cir+temp+rsnorm+batch128": _base(batch_size=128),
     "cir+temp+rsnorm+recency": _base(replay_buffer_class=RecencyReplayBuffer),
     "simba": Arm(PartsSimBa),
     "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
@@ -216,6 +224,8 @@ class Probe(BaseCallback):
     - ``q_bias``: Q along evaluation episodes minus the discounted return from there (see ``sb3_cir.diagnostics``);
       ``q_episode`` and ``discounted_return`` are its two terms
 
+    The first look after a run was resumed may lack the two parts of the gain: no checkpoint holds the policy of the last look.
+
     :param name: The method's name in the rows
     :param task: A task of dm_control, such as "dog-trot"
     :param every: Steps of the agent between two looks
@@ -224,17 +234,28 @@ class Probe(BaseCallback):
     :param made: How the run is made, for the file's comment
     """
 
+    state: ClassVar[tuple[str, ...]] = ("found", "seconds")
+
     def __init__(self, name: str, task: str, every: int, eval_every: int, path: Path, made: dict[str, Any]):
         super().__init__()
         self.name, self.task, self.every, self.eval_every, self.path, self.made = name, task, every, eval_every, path, made
-        self.rows: list[tuple[Any, ...]] = []
+        self.found: dict[str, dict[str, float]] = {}  # by simulator step and metric
         self.snapshot: tuple[Actor, int] | None = None
         self.eval_env = make_env(task)
         self.eval_env.seed(1000)
-        self.spent = 0.0
+        self.seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of training, without the looks."""
+        return self._seconds + time.monotonic() - self._since
+
+    @seconds.setter
+    def seconds(self, seconds: float) -> None:
+        self._seconds, self._since = seconds, time.monotonic()
 
     def _on_training_start(self) -> None:
-        self.began = time.monotonic()
+        self.seconds = 0.0
 
     def _on_step(self) -> bool:
         return True
@@ -249,19 +270,26 @@ class Probe(BaseCallback):
         self._look(self.model)
 
     def _look(self, model: SMR) -> None:
-        began = time.monotonic()
+        step, seconds = str(ACTION_REPEAT * self.num_timesteps), self.seconds
         model.policy.set_training_mode(False)
         with unchanged_randomness(model.device), th.no_grad():
             values = self._values(model) | self._parts_of_gain(model)
             if self.num_timesteps % self.eval_every == 0:
                 values |= self._evaluate(model)
-        values |= {log.UPDATES: model._n_updates, log.SECONDS: began - self.began - self.spent}
-        self.spent += time.monotonic() - began
-        step = ACTION_REPEAT * self.num_timesteps
-        self.rows += [(self.name, self.task, model.seed, metric, step, value) for metric, value in values.items()]
-        rows = pd.DataFrame(self.rows, columns=log.COLUMNS).to_csv(index=False)
-        log.write_whole(self.path, f"# {json.dumps(self.made)}\n{rows}")
+        # A run that goes on from its end has looked there already.
+        self.found.setdefault(step, values | {log.UPDATES: model._n_updates, log.SECONDS: seconds})
+        self._write()
         print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
+        self.seconds = seconds
+
+    def _write(self) -> None:
+        rows = [
+            (self.name, self.task, self.model.seed, metric, int(step), value)
+            for step, values in self.found.items()
+            for metric, value in values.items()
+        ]
+        table = pd.DataFrame(rows, columns=log.COLUMNS).to_csv(index=False)
+        log.write_whole(self.path, f"# {json.dumps(self.made)}\n{table}")
 
     def _values(self, model: SMR) -> dict[str, float]:
         assert model.replay_buffer is not None
@@ -338,9 +366,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     :param parser: Gets them
     """
     parser.add_argument("--arm", required=True, choices=list(ARMS), metavar="ARM", help=f"one of {', '.join(ARMS)}")
-    parser.add_argument("--task", default="dog-trot", help="a task of dm_control (default: %(default)s)")
+    parser.add_argument("--task", default="dog-stand", help="a task of dm_control (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--width", type=int, default=256, help="of critic and actor (the paper's: 512)")
+    parser.add_argument("--width", type=int, default=512, help="of critic and actor (default: the paper's, %(default)s)")
     parser.add_argument("--steps", type=int, default=12_500, help="of the agent, two of the simulator (default: %(default)s)")
     parser.add_argument("--every", type=int, default=1_250, help="steps between two looks (default: %(default)s)")
     parser.add_argument("--eval-every", type=int, default=6_250, help="steps between two evaluations (default: %(default)s)")
@@ -361,6 +389,22 @@ def main(options: argparse.Namespace) -> int:
     made = dict(exp_name=name, env_name=options.task, seed=options.seed, commit=_git("rev-parse", "HEAD"))
     made |= dict(processor=f"{processor()}, 1 thread", versions=_versions(), command=command)
     path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
+    folder = path.with_name(f".{path.stem}")
     model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width)
-    model.learn(options.steps, callback=Probe(name, options.task, options.every, options.eval_every, path, made))
+    if checkpoints(folder):
+        model.restore(folder)
+        made |= dict(earlier=_earlier(path, model.num_timesteps))
+    if model.num_timesteps >= options.steps:
+        print(f"{path}: {model.num_timesteps} steps are done.")
+        return 0
+    probe = Probe(name, options.task, options.every, options.eval_every, path, made)
+    model.learn(options.steps, callback=[probe, Checkpoint(CHECKPOINT_EVERY, folder, restart_episodes=True)])
     return 0
+
+
+def _earlier(path: Path, n_steps: int) -> list[dict[str, Any]]:
+    """Which commits made a run before, each up to which step of the simulator."""
+    if not path.exists():  # killed before its first look
+        return []
+    made = json.loads(path.read_text().split("\n", 1)[0][1:])
+    return [*made.get("earlier", []), dict(commit=made["commit"], env_step=ACTION_REPEAT * n_steps)]

@@ -1,9 +1,12 @@
 """The screen of arms between CIR and SimBa, on a task that is quick."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch as th
 
@@ -29,6 +32,7 @@ def test_arms_exchange_one_part() -> None:
         assert repr(getattr(crossed, other)) == repr(getattr(base, other))
     assert (base.target_entropy, simba.target_entropy, build("cir").target_entropy) == (-0.5, -0.5, -1.0)
     assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1")] == [0.3, 1.0]
+    assert [build(arm).batch_size for arm in ("cir+temp+rsnorm", "cir+temp+rsnorm+batch128")] == [256, 128]
 
 
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+simba_actor", "simba", "simba+cir_actor"])
@@ -53,25 +57,49 @@ def test_gain_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert probe.snapshot[1] == 20
 
 
-def test_writes_rows_that_say_how_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[dict[str, Any], pd.DataFrame]]:
+    """Runs an arm that learns from step 20 on, in the same folder each time; gives the file's comment and rows."""
     build_arm = screen.Arm.build
 
-    def early(arm: screen.Arm, *args: object, **kwargs: object) -> SMR:
-        model = build_arm(arm, *args, **kwargs)  # type: ignore[arg-type]
+    def early(arm: screen.Arm, *args: Any, **kwargs: Any) -> SMR:
+        model = build_arm(arm, *args, **kwargs)
         model.learning_starts = 20
         return model
 
+    def run(steps: int) -> tuple[dict[str, Any], pd.DataFrame]:
+        sizes = ["--width", "8", "--steps", str(steps), "--every", "20", "--eval-every", "60"]
+        assert main(["screen", "--arm", "cir+temp+rsnorm", "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
+        (file,) = tmp_path.glob("*.csv")
+        return json.loads(file.read_text().split("\n", 1)[0][1:]), pd.read_csv(file, comment="#")
+
     monkeypatch.setattr(screen.Arm, "build", early)
     monkeypatch.setattr(screen, "EPISODES", 1)
-    sizes = ["--width", "8", "--steps", "60", "--every", "20", "--eval-every", "60"]
-    assert main(["screen", "--arm", "cir+temp+rsnorm", "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
-    (file,) = tmp_path.iterdir()
-    comment, *lines = file.read_text().splitlines()
-    command = json.loads(comment[1:])["command"]
-    assert command.startswith(f"python -m benchmarks screen --arm cir+temp+rsnorm --task {TASK} --seed 0 --width 8 --steps 60")
-    rows = {tuple(line.rsplit(",", 3)[1:3]): float(line.rsplit(",", 1)[1]) for line in lines[1:]}
-    assert rows["updates", "120"] == 2 * 40
-    assert rows["q_bias", "120"] == pytest.approx(rows["q_episode", "120"] - rows["discounted_return", "120"])
-    assert ("q_gain", "80") in rows
-    assert ("q_bias", "80") not in rows
-    assert np.all(np.isfinite(list(rows.values())))
+    return run
+
+
+def test_writes_rows_that_say_how_they_were_made(screened: Callable[[int], tuple[dict[str, Any], pd.DataFrame]]) -> None:
+    made, table = screened(60)
+    expected = f"python -m benchmarks screen --arm cir+temp+rsnorm --task {TASK} --seed 0 --width 8 --steps 60"
+    assert made["command"].startswith(expected)
+    rows = table.set_index(["metric", "env_step"]).value
+    assert rows["updates", 120] == 2 * 40
+    assert rows["q_bias", 120] == pytest.approx(rows["q_episode", 120] - rows["discounted_return", 120])
+    assert ("q_gain", 80) in rows
+    assert ("q_bias", 80) not in rows
+    assert np.all(np.isfinite(rows))
+
+
+def test_goes_on_where_it_ended(screened: Callable[[int], tuple[dict[str, Any], pd.DataFrame]]) -> None:
+    first, begun = screened(40)
+    made, table = screened(56)
+    assert made["earlier"] == [{"commit": first["commit"], "env_step": 80}]
+    assert table[: len(begun)].equals(begun)
+    assert not table.duplicated(["metric", "env_step"]).any()
+    rows = table.set_index(["metric", "env_step"]).value
+    assert [rows["updates", step] for step in (80, 112)] == [2 * 20, 2 * 36]
+    assert ("moved", 112) in rows  # since the look at 80
+    assert rows["seconds", 80] < rows["seconds", 112]
+    done, same = screened(56)
+    assert done == made
+    assert same.equals(table)
