@@ -224,7 +224,7 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
                         wait_for_first(folder / "checkpoints")
                     last = steps_made(folder) + generator.uniform(0, LIFE)
                     while steps_made(folder) < last and not (aimed and half_written(folder) - left):
-                        time.sleep(0 if aimed else 0.01)
+                        time.sleep(0.001 if aimed else 0.01)
             finally:
                 process.kill()
                 process.join()
