@@ -1,9 +1,9 @@
 """
-What recorded transitions are worth: Pendulum with and without 10,000 of a half-trained agent.
+What recorded transitions are worth: Pendulum with and without 10,000 of another agent.
 
 The recorder is a CIR of its own seed, which stops learning early and then plays with the noise it learns with. Every model has
-the small preset, its random first steps included. Rows go to a log (see :mod:`benchmarks.log`) as runs end, with how each was
-made.
+the small preset. Where there are recorded transitions it learns from its first step on, and takes no random steps. Rows go to a
+log (see :mod:`benchmarks.log`) as runs end, with how each was made.
 """
 
 import argparse
@@ -31,8 +31,8 @@ TASK = "Pendulum-v1"
 RECORDER_SEED, EVALUATION_SEED = 100, 1_000
 METHODS: dict[str, dict[str, Any]] = {
     "cir": {},
-    "cir; recorded first": {},
-    "cir; half recorded": dict(replay_buffer_class=SymmetricReplayBuffer),
+    "cir; recorded first": dict(learning_starts=0),
+    "cir; half recorded": dict(learning_starts=0, replay_buffer_class=SymmetricReplayBuffer),
 }
 DEFAULT = Path("benchmarks/results/prefill.csv")
 
@@ -67,7 +67,7 @@ def make(seed: int, **arguments: Any) -> CIR:
     :return: A model that has learned nothing
     """
     env = make_vec_env(TASK, seed=seed)
-    return CIR("MlpPolicy", env, seed=seed, device="cpu", buffer_size=20_000, **SMALL, **arguments)
+    return CIR("MlpPolicy", env, seed=seed, device="cpu", buffer_size=20_000, **SMALL | arguments)
 
 
 def record(model: CIR, transitions: int, folder: Path) -> float:
@@ -130,7 +130,7 @@ def table(rows: pd.DataFrame) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: Gets this command's arguments"""
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--steps", type=int, default=2_500, help="of each model (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1_500, help="of each model (default: %(default)s)")
     parser.add_argument("--recorder-steps", type=int, default=2_000, help="of the one that records (default: %(default)s)")
     parser.add_argument("--transitions", type=int, default=10_000, help="to record (default: %(default)s)")
     parser.add_argument("--every", type=int, default=250, help="steps between two evaluations (default: %(default)s)")
