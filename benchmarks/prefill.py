@@ -2,8 +2,8 @@
 What recorded transitions are worth: Pendulum with and without 10,000 of another agent.
 
 The recorder is a CIR of its own seed, which stops learning early and then plays with the noise it learns with. Every model has
-the small preset. Where there are recorded transitions it learns from its first step on, and takes no random steps. Rows go to a
-log (see :mod:`benchmarks.log`) as runs end, with how each was made.
+the small preset. Where there are recorded transitions it learns from its first step on, and takes no random steps. Rows go to
+a log (see :mod:`benchmarks.log`) as runs end, with how each was made.
 """
 
 import argparse
