@@ -51,8 +51,7 @@ def settings(algo: str, path: Path) -> dict[str, Any]:
     :param path: A model
     :return: The arguments that it was made with, as far as they are plain values. Nothing is unpickled.
     """
-    options = archive.Options(None, "auto", {}, False, False, False, {})
-    plain = archive.read(methods.algorithm(algo), path, options).plain
+    plain = archive.read(methods.algorithm(algo), path, archive.READ_ALONE).plain
     return {
         name: from_plain(argument.value)
         for name, argument in plain.items()

@@ -23,10 +23,24 @@ def fails(*command: str, cwd: Path) -> str:
     return done.stdout + done.stderr
 
 
-PLAY = """
-import runpy, sys
+# In place of the one that uploads: it says what it would, and stops.
+HUB = """
 from pathlib import Path
 import huggingface_hub
+
+class Hub:
+    def create_repo(self, **kwargs):
+        return "an address"
+    def snapshot_download(self, repo_id, local_dir):
+        Path(local_dir).mkdir(parents=True)
+    def upload_folder(self, repo_id, folder_path, commit_message):
+        print("stopped before the upload of", folder_path)
+        print("pushed:", *sorted(path.name for path in Path(folder_path).glob("*.zip")))
+huggingface_hub.HfApi = Hub
+"""
+
+PLAY = f"""
+import runpy, sys
 import sb3_cir.zoo; sb3_cir.zoo.register()
 import rl_zoo3.enjoy, rl_zoo3.utils
 from stable_baselines3.common.buffers import ReplayBuffer
@@ -44,14 +58,7 @@ for options in (["-n", "5", "--load-checkpoint", "50"], ["-n", "5", "--load-last
     print("---")
 assert rl_zoo3.utils.ALGOS["odrl_sac"] is sb3_cir.zoo.ALGOS["odrl_sac"]
 
-class Hub:
-    def create_repo(self, **kwargs):
-        return "an address"
-    def snapshot_download(self, repo_id, local_dir):
-        Path(local_dir).mkdir(parents=True)
-    def upload_folder(self, repo_id, folder_path, commit_message):
-        print("pushed:", *sorted(path.name for path in Path(folder_path).glob("*.zip")))
-huggingface_hub.HfApi = Hub
+{HUB}
 sys.argv = ["push_to_hub", *common, "-n", "5", "-orga", "somebody"]
 runpy.run_module("rl_zoo3.push_to_hub", run_name="__main__", alter_sys=True)
 """

@@ -55,6 +55,10 @@ class Options:
     changes: dict[str, Any]
 
 
+# To read what a file has, of which no model is made.
+READ_ALONE = Options(None, "auto", {}, False, False, False, {})
+
+
 @dataclass(frozen=True)
 class Content:
     """
@@ -348,7 +352,7 @@ def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
     :param path: Where that was saved
     :raises ValueError: If they do not fit.
     """
-    content = read(type(model), path, Options(None, "auto", {}, False, False, False, {}))
+    content = read(type(model), path, READ_ALONE)
     own = parameters.take(model)
     arrays = {
         name: array
