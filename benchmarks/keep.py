@@ -7,6 +7,7 @@ The file is a log (see :mod:`benchmarks.log`) that begins with comments. Each ru
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.run import git_commit, processor
+from benchmarks.run import checkout, git_commit, processor, versions
 
 _HEADING = "# Learning runs, kept by `python -m benchmarks keep`. Steps are simulator steps. Each run, and how it was made:"
 
@@ -46,15 +47,42 @@ def main(options: argparse.Namespace) -> int:
         run = runs.setdefault(key, dict(zip(log.RUN, key, strict=True)))
         if "commit" not in run:  # RL Zoo's
             run |= {"commit": _commit_of(run, options.commit), "processor": processor()}
-    if options.out.exists():
-        before = log.load([options.out])
-        old = [tuple(key) not in runs for key in before.rows[log.RUN].itertuples(index=False)]
-        rows = pd.concat([before.rows[old], rows], ignore_index=True)
-        runs = {_key(run): run for run in before.runs} | runs
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    write(options.out, rows, list(runs.values()))
-    print(f"{options.out}: {len(runs)} runs, {len(rows)} rows")
+    n_runs, n_rows = add(options.out, rows, list(runs.values()))
+    print(f"{options.out}: {n_runs} runs, {n_rows} rows")
     return 0
+
+
+def how_made(threads: int, out: Path) -> dict[str, Any]:
+    """
+    What a command that measures learning says of its runs.
+
+    :param threads: Of torch
+    :param out: Where its results go; OUT in the command
+    :return: ``commit``, ``processor``, ``versions`` and ``command``
+    """
+    command = ["python", "-m", "benchmarks", *("OUT" if word == str(out) else word for word in sys.argv[1:])]
+    cpu = f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
+    return dict(commit=log.commit_of(checkout()), processor=cpu, versions=versions(), command=shlex.join(command))
+
+
+def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int, int]:
+    """
+    Put runs into a file beside those that it has; a run that it has already is replaced.
+
+    :param path: The CSV file
+    :param rows: With the columns of a log
+    :param runs: How each run was made
+    :return: How many runs and rows the file has now
+    """
+    found = {_key(run): run for run in runs}
+    if path.exists():
+        before = log.load([path])
+        old = [tuple(key) not in found for key in before.rows[log.RUN].itertuples(index=False)]
+        rows = pd.concat([before.rows[old], rows], ignore_index=True)
+        found = {_key(run): run for run in before.runs} | found
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, rows, list(found.values()))
+    return len(found), len(rows)
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:

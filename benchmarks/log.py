@@ -131,6 +131,14 @@ def task_of_log(name: str) -> str:
     return _TASK_NAMES.get(name.lower().replace("-", "_"), name)
 
 
+def commit_of(start: dict[str, Any]) -> str:
+    """
+    :param start: ``git_commit`` and ``git_clean``, as ``benchmarks.run.checkout`` gives them
+    :return: In words
+    """
+    return (start["git_commit"] or "not known") + ("" if start["git_clean"] else " and changes")
+
+
 def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     whole = rows.notna().all(axis=1)
     if not whole.all():
@@ -212,7 +220,7 @@ def _runs_of(file: Path) -> list[dict[str, Any]]:
         {
             **{key: first[key] for key in ("exp_name", "env_name")},
             "seed": int(first.seed),
-            "commit": ", ".join(dict.fromkeys(_commit(start) for start in starts)),
+            "commit": ", ".join(dict.fromkeys(commit_of(start) for start in starts)),
             "processor": f"{machine['processor']}, {machine['cpus']} cores"
             + (f", {machine['gpu']}" if machine["gpu"] else ""),
             "versions": starts[-1]["versions"],
@@ -220,10 +228,6 @@ def _runs_of(file: Path) -> list[dict[str, Any]]:
             "began": starts[0]["time"],
         }
     ]
-
-
-def _commit(start: dict[str, Any]) -> str:
-    return (start["git_commit"] or "not known") + ("" if start["git_clean"] else " and changes")
 
 
 def _anywhere(command: str, folder: Path) -> str:

@@ -7,8 +7,6 @@ a log (see :mod:`benchmarks.log`) as runs end, with how each was made.
 """
 
 import argparse
-import shlex
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -23,7 +21,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks import keep, log
 from benchmarks.preset import SMALL
-from benchmarks.run import _versions, git_commit, processor
 from sb3_cir import CIR, datasets
 from sb3_cir.buffers import SymmetricReplayBuffer
 
@@ -135,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transitions", type=int, default=10_000, help="to record (default: %(default)s)")
     parser.add_argument("--every", type=int, default=250, help="steps between two evaluations (default: %(default)s)")
     parser.add_argument("--episodes", type=int, default=10, help="for each evaluation (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=DEFAULT, help="the log that is written anew (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=DEFAULT, help="the log that gets the runs (default: %(default)s)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -144,11 +141,7 @@ def main(options: argparse.Namespace) -> int:
     :return: 0
     """
     th.set_num_threads(1)
-    made: dict[str, Any] = dict(commit=git_commit(), processor=f"{processor()}, 1 thread", versions=_versions())
-    made["command"] = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
-    runs: list[dict[str, Any]] = []
-    rows: list[tuple[Any, ...]] = []
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    made = keep.how_made(1, options.out)
     with tempfile.TemporaryDirectory() as place:
         recorder = make(RECORDER_SEED).learn(options.recorder_steps)
         made["recorded_return"] = round(record(recorder, options.transitions, Path(place)), 1)
@@ -156,8 +149,8 @@ def main(options: argparse.Namespace) -> int:
         for seed, method in product(options.seeds, METHODS):
             print(f"{method}, seed {seed}", flush=True)
             found = train(method, seed, Path(place), options.steps, options.every, options.episodes)
-            runs.append(dict(exp_name=method, env_name=TASK, seed=seed, **made))
-            rows += [(method, TASK, seed, log.RETURN, step, value) for step, value in found]
-            keep.write(options.out, pd.DataFrame(rows, columns=log.COLUMNS), runs)
+            rows = [(method, TASK, seed, log.RETURN, step, value) for step, value in found]
+            run = dict(exp_name=method, env_name=TASK, seed=seed, **made)
+            keep.add(options.out, pd.DataFrame(rows, columns=log.COLUMNS), [run])
     print(table(log.load([options.out]).rows))
     return 0

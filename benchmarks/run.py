@@ -267,16 +267,16 @@ def write_manifest(job: Job, command: list[str]) -> None:
         {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "command": shlex.join(command),
-            "git_commit": _git("rev-parse", "HEAD"),
-            "git_clean": not _git("status", "--porcelain", "--untracked-files=no"),
+            **checkout(),
             "machine": {"system": platform.platform(), "processor": processor(), "cpus": os.cpu_count(), "gpu": _gpu(job)},
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": {"python": platform.python_version(), **versions()},
         }
     )
     log.write_whole(path, json.dumps(manifest, indent=1))
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """:return: Of the packages that a result may depend on"""
     found = {}
     for name in _VERSIONS_OF:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -284,15 +284,20 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _git(*arguments: str) -> str | None:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else None
+def checkout() -> dict[str, Any]:
+    """:return: ``git_commit``, None where this is no checkout, and ``git_clean``, whether it is as that commit has it"""
+    return {"git_commit": _git("rev-parse", "HEAD"), "git_clean": not _git("status", "--porcelain", "--untracked-files=no")}
 
 
 def git_commit() -> str | None:
     """:return: This checkout's commit; None where it has changes, or where this is no checkout"""
-    clean = _git("status", "--porcelain", "--untracked-files=no") == ""
-    return _git("rev-parse", "HEAD") if clean else None
+    here = checkout()
+    return here["git_commit"] if here["git_clean"] else None
+
+
+def _git(*arguments: str) -> str | None:
+    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def processor() -> str:

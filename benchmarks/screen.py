@@ -30,8 +30,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.sac.policies import Actor
 
-from benchmarks import log
-from benchmarks.run import _git, _versions, processor
+from benchmarks import keep, log
 from sb3_cir import CIR, envs
 from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
@@ -386,8 +385,8 @@ def main(options: argparse.Namespace) -> int:
     name = f"{options.arm}, width {options.width}"
     command = f"python -m benchmarks screen --arm {options.arm} --task {options.task} --seed {options.seed} "
     command += f"--width {options.width} --steps {options.steps} --every {options.every} --eval-every {options.eval_every}"
-    made = dict(exp_name=name, env_name=options.task, seed=options.seed, commit=_git("rev-parse", "HEAD"))
-    made |= dict(processor=f"{processor()}, 1 thread", versions=_versions(), command=command)
+    made = dict(exp_name=name, env_name=options.task, seed=options.seed)
+    made |= keep.how_made(1, options.out) | dict(command=command)
     path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
     folder = path.with_name(f".{path.stem}")
     model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width)

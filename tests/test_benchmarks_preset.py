@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import log
 from benchmarks.__main__ import main
-from benchmarks.preset import COLUMNS, read
+from benchmarks.preset import METHODS, PROCESSOR_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -17,14 +18,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_say_where_they_come_from(results: Path) -> None:
-    rows = read(results)
-    assert {row["method"] for row in rows} == {"CIR, small preset", "SAC"}
-    for row in rows:
-        assert set(row) == set(COLUMNS)
-        assert row["seed"] == "3"
-        assert -2000 < float(row["return"]) < 0
-        assert float(row["processor_seconds"]) >= 1.5
-        assert "thread" in row["processor"]
+    found = log.load([results])
+    assert [(run["exp_name"], run["env_name"], run["seed"]) for run in found.runs] == [(m, "Pendulum-v1", 3) for m in METHODS]
+    assert all("1 thread" in run["processor"] for run in found.runs)
+    values = {metric: rows.value for metric, rows in found.rows.groupby("metric")}
+    assert values[log.RETURN].between(-2000, 0).all()
+    assert (values[PROCESSOR_SECONDS] >= 1.5).all()
+    assert len(values[log.RETURN]) == len(values[PROCESSOR_SECONDS])
 
 
 def test_the_figure_is_drawn_from_the_file(results: Path) -> None:
