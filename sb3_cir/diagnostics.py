@@ -36,7 +36,7 @@ def mean_q(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th
 
 
 @th.no_grad()
-def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> float:
+def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
     """
     How much better than the actions that were taken the critics believe the policy's own to be:
     the mean of ``Q(s, fresh action) - Q(s, taken action)``.
@@ -49,10 +49,10 @@ def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> fl
     :param model: An actor-critic
     :param obs: Observations as the networks take them
     :param actions: Actions taken there, ``(batch, n_actions)`` in [-1, 1]
-    :return: The gain
+    :return: The gain, on the model's device
     """
     fresh = model.actor(obs)  # SAC's and TQC's draws it, TD3's has no noise
-    return float((mean_q(model, obs, fresh) - mean_q(model, obs, actions)).mean())
+    return (mean_q(model, obs, fresh) - mean_q(model, obs, actions)).mean()
 
 
 class QGain(BaseCallback):
@@ -84,7 +84,7 @@ class QGain(BaseCallback):
         assert model.replay_buffer is not None
         model.policy.set_training_mode(False)
         batch = model.replay_buffer.sample(self.batch_size, env=model.get_vec_normalize_env())
-        return q_gain(model, batch.observations, batch.actions)
+        return float(q_gain(model, batch.observations, batch.actions))
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
+from sb3_cir.diagnostics import q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy, check_action_space
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import Losses, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
@@ -293,11 +294,10 @@ class SMR(Resumable, SAC):
         :return: Scalars for the logger
         """
         self.policy.set_training_mode(False)
-        q_values = self._q_values(self.critic, batch.observations, batch.actions)
-        with th.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            fresh_actions, _ = self.actor.action_log_prob(batch.observations)
+        with unchanged_randomness(self.device):
+            gain = q_gain(self, batch.observations, batch.actions)
         scalars = {
-            "q_gain": (self._q_values(self.critic, batch.observations, fresh_actions) - q_values).mean(),
+            "q_gain": gain,
             "critic_grad_norm": gradient_norm(self.critic.optimizer),
             "actor_grad_norm": gradient_norm(self.actor.optimizer),
         }

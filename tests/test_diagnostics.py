@@ -126,7 +126,7 @@ def test_gain_is_the_difference_of_the_actions() -> None:
         model.actor.mu[0].weight.zero_()
         model.actor.mu[0].bias.copy_(th.tensor([0.5, 1.0]))
     taken = th.tensor([[0.1, 0.2], [-0.3, 0.0]])
-    assert q_gain(model, th.zeros(2, 3), taken) == pytest.approx(3 * (np.tanh([0.5, 1.0]).sum() - 0.0))
+    assert q_gain(model, th.zeros(2, 3), taken).item() == pytest.approx(3 * (np.tanh([0.5, 1.0]).sum() - 0.0))
     assert mean_q(model, th.zeros(2, 3), taken).tolist() == pytest.approx([7.9, 6.1])
 
 
