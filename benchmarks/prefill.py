@@ -115,13 +115,9 @@ def table(rows: pd.DataFrame) -> str:
     :param rows: Of a log
     :return: Mean returns over seeds, and the lowest and the highest, in Markdown
     """
-    steps = sorted(rows.env_step.unique())
-    lines = [["steps", *map(str, steps)], ["---"] * (len(steps) + 1)]
-    for method in METHODS:
-        groups = rows[rows.exp_name == method].groupby("env_step").value
-        cells = {at: f"{each.mean():.0f} ({each.min():.0f} to {each.max():.0f})" for at, each in groups}
-        lines.append([method, *(cells.get(at, "") for at in steps)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    groups = rows.groupby(["exp_name", "env_step"]).value
+    cells = groups.agg(lambda each: f"{each.mean():.0f} ({each.min():.0f} to {each.max():.0f})")
+    return cells.unstack().reindex(METHODS).rename_axis(index="steps").to_markdown()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,6 @@ an arm that is to be compared by its learning has to be of the paper's size, the
 
 import argparse
 import copy
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -287,8 +286,7 @@ class Probe(BaseCallback):
             for step, values in self.found.items()
             for metric, value in values.items()
         ]
-        table = pd.DataFrame(rows, columns=log.COLUMNS).to_csv(index=False)
-        log.write_whole(self.path, f"# {json.dumps(self.made)}\n{table}")
+        keep.write(self.path, pd.DataFrame(rows, columns=log.COLUMNS), [self.made])
 
     def _values(self, model: SMR) -> dict[str, float]:
         assert model.replay_buffer is not None
@@ -405,5 +403,5 @@ def _earlier(path: Path, n_steps: int) -> list[dict[str, Any]]:
     """Which commits made a run before, each up to which step of the simulator."""
     if not path.exists():  # killed before its first look
         return []
-    made = json.loads(path.read_text().split("\n", 1)[0][1:])
+    (made,) = log.load([path]).runs
     return [*made.get("earlier", []), dict(commit=made["commit"], env_step=ACTION_REPEAT * n_steps)]

@@ -1,6 +1,5 @@
 """The screen of arms between CIR and SimBa, on a task that is quick."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch as th
 
 pytest.importorskip("dm_control")
 
-from benchmarks import screen
+from benchmarks import log, screen
 from benchmarks.__main__ import main
 from sb3_cir.smr import SMR
 
@@ -71,7 +70,8 @@ def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
         sizes = ["--width", "8", "--steps", str(steps), "--every", "20", "--eval-every", "60"]
         assert main(["screen", "--arm", "cir+temp+rsnorm", "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
         (file,) = tmp_path.glob("*.csv")
-        return json.loads(file.read_text().split("\n", 1)[0][1:]), pd.read_csv(file, comment="#")
+        (made,) = log.load([file]).runs
+        return made, pd.read_csv(file, comment="#")
 
     monkeypatch.setattr(screen.Arm, "build", early)
     monkeypatch.setattr(screen, "EPISODES", 1)
