@@ -1,9 +1,9 @@
 """
 ``python -m benchmarks screen``: why CIR learns slowly on hard tasks, by one part of CIR and SimBa at a time.
 
-An *arm* is a training run, shorter than the paper's, that is measured by more than its returns: see
-:class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look. The same command again
-goes on where the last one was killed.
+An *arm* (see :mod:`benchmarks.arms`) is a training run, shorter than the paper's, that is measured by more than its returns:
+see :class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look. The same command
+again goes on where the last one was killed.
 
 Size matters here: SimBa with a critic of half the width learns dogs as slowly as CIR does ("Hard tasks" in ``README.md``). So
 an arm that is to be compared by its learning has to be of the paper's size, the default.
@@ -12,7 +12,6 @@ an arm that is to be compared by its learning has to be of the paper's size, the
 import argparse
 import copy
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,21 +21,15 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.policies import ContinuousCritic
-from stable_baselines3.common.preprocessing import get_action_dim
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.sac.policies import Actor
 
 from benchmarks import keep, log
-from sb3_cir import CIR, envs
-from sb3_cir.ablations import CRITICS
-from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
-from sb3_cir.buffers import RecencyReplayBuffer
+from benchmarks.arms import ARMS
+from sb3_cir import envs
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
-from sb3_cir.policies import CIRActor, CIRCritic
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.smr import SMR
 
@@ -49,162 +42,6 @@ EPISODES = 3
 ACTION_REPEAT = 2
 # Steps of the agent between checkpoints, each of which ends the episode under way: dm_control's have 500, so it cuts none.
 CHECKPOINT_EVERY = 2500
-
-
-class PartsPolicy(SimbaPolicy):
-    """
-    CIR's and SimBa's parts in any combination.
-
-    :param actor_body: "cir" (an MLP) or "simba"
-    :param critic_body: "simba" or a label of ``ablations.CRITICS``
-    :param rs_norm: Whether observations are normalised by SimBa's running statistics
-    :param weight_decay: Decoupled, on actor and critic
-    :param avg_r_norm_coef: c of CIR's critic
-    """
-
-    def __init__(
-        self,
-        *args: Any,
-        actor_body: str,
-        critic_body: str,
-        rs_norm: bool,
-        weight_decay: float,
-        avg_r_norm_coef: float = 0.1,
-        **kwargs: Any,
-    ):
-        self.actor_body, self.critic_body, self.avg_r_norm_coef = actor_body, critic_body, avg_r_norm_coef
-        super().__init__(
-            *args,
-            features_extractor_class=RSNorm if rs_norm else FlattenExtractor,
-            optimizer_class=th.optim.AdamW,
-            optimizer_kwargs=dict(weight_decay=weight_decay, fused=True),
-            **kwargs,
-        )
-
-    def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
-        kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        return {"cir": CIRActor, "simba": SimbaActor}[self.actor_body](**kwargs).to(self.device)
-
-    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
-        kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
-        if self.critic_body == "simba":
-            return SimbaCritic(**kwargs).to(self.device)
-        del kwargs["activation_fn"]
-        return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef, network=CRITICS[self.critic_body]).to(self.device)
-
-
-class Observing:
-    """To stand before an algorithm: each observation acted on counts once in RSNorm's statistics, whatever the actor."""
-
-    actor: Actor
-    policy: PartsPolicy
-    _last_obs: np.ndarray
-
-    def _setup_model(self) -> None:
-        super()._setup_model()  # type: ignore[misc]
-        if isinstance(self.actor, SimbaActor):
-            self.actor.observes_batches = False
-
-    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        statistics = self.actor.features_extractor
-        done_by_simba = isinstance(self, SimBa) and isinstance(self.actor, SimbaActor)
-        if isinstance(statistics, RSNorm) and not done_by_simba:
-            statistics.update(th.as_tensor(self._last_obs))
-        return super()._sample_action(*args, **kwargs)  # type: ignore[misc]
-
-
-class PartsCIR(Observing, CIR):
-    """CIR on :class:`PartsPolicy`."""
-
-
-class PartsSimBa(Observing, SimBa):
-    """SimBa on :class:`PartsPolicy`."""
-
-
-class PartsSimBaSMR(Observing, SimBaSMR):
-    """SimBa with SMR on :class:`PartsPolicy`."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """
-    A method with some of its parts exchanged.
-
-    :param algorithm: Its update
-    :param parts: For :class:`PartsPolicy`, beside the algorithm's own
-    :param arguments: For the algorithm
-    :param entropy_per_action: Target of the temperature, in nats; None for the algorithm's own
-    """
-
-    algorithm: type[SMR]
-    parts: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-    entropy_per_action: float | None = None
-
-    def build(self, env: DummyVecEnv, seed: int, width: int) -> SMR:
-        """
-        :param env: The environment
-        :param seed: Of the run
-        :param width: Of the critic, and of CIR's actor; SimBa's actor has its own 128
-        :return: The model
-        """
-        from_simba = issubclass(self.algorithm, SimBa)
-        body = "simba" if from_simba else "cir"
-        own = dict(actor_body=body, critic_body="simba" if from_simba else "CIR", rs_norm=from_simba)
-        parts: dict[str, Any] = own | dict(weight_decay=0.01 if from_simba else 0.0) | self.parts
-        parts["net_arch"] = dict(pi=[128] if parts["actor_body"] == "simba" else [width] * 2, qf=[width] * 2)
-        # The same number of updates for all: SimBa's own warm-up is twice as long.
-        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, compile=False)
-        if from_simba:
-            arguments["episodic"] = False  # no task of the screen ends by itself
-        if self.entropy_per_action is not None:
-            arguments["target_entropy"] = self.entropy_per_action * get_action_dim(env.action_space)
-        return self.algorithm(
-            PartsPolicy,
-            env,
-            policy_kwargs=parts,
-            seed=seed,
-            device="cpu",
-            **arguments | self.arguments,
-        )
-
-
-# SimBa's: from 0.01 on, towards half the entropy that CIR asks for
-_TEMPERATURE: dict[str, Any] = dict(ent_coef="auto_0.01")
-_ENTROPY = -0.5
-
-
-def _base(parts: dict[str, Any] | None = None, **arguments: Any) -> Arm:
-    """CIR with SimBa's temperature and normalisation, and more."""
-    return Arm(PartsCIR, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, _ENTROPY)
-
-
-ARMS: dict[str, Arm] = {
-    "cir": Arm(PartsCIR),
-    "cir+temp": Arm(PartsCIR, {}, _TEMPERATURE, _ENTROPY),
-    "cir+temp+rsnorm": _base(),
-    "cir+temp+rsnorm+lr1e-4": _base(learning_rate=1e-4),
-    "cir+temp+rsnorm+wd": _base(dict(weight_decay=0.01)),
-    "cir+temp+rsnorm+simba_critic": _base(dict(critic_body="simba")),
-    "cir+temp+rsnorm+simba_actor": _base(dict(actor_body="simba")),
-    "cir+temp+rsnorm+fresh": _base(gradient_steps=2, sample_reuse=1),
-    "cir+temp+rsnorm+m1": _base(sample_reuse=1),
-    "cir+temp+rsnorm+lambda1": _base(convex_coef=1.0),
-    "cir+temp+rsnorm+lnperplace": _base(dict(critic_body="LNPerPlace")),
-    "cir+temp+rsnorm+1critic": _base(dict(n_critics=1)),
-    "cir+temp+rsnorm+c1": _base(dict(avg_r_norm_coef=1.0)),
-    "cir+temp+rsnorm+batch128": _base(batch_size=128),
-    "cir+temp+rsnorm+recency": _base(replay_buffer_class=RecencyReplayBuffer),
-    "simba": Arm(PartsSimBa),
-    "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
-    "simba+wd0": Arm(PartsSimBa, dict(weight_decay=0.0)),
-    "simba+cir_critic": Arm(PartsSimBa, dict(critic_body="CIR")),
-    "simba+cir_actor": Arm(PartsSimBa, dict(actor_body="cir")),
-    "simba+m2": Arm(PartsSimBaSMR),
-    "simba+2critics": Arm(PartsSimBa, dict(n_critics=2)),
-    "simba+cir_temp": Arm(PartsSimBa, {}, dict(ent_coef="auto"), -1.0),
-    "simba+nonorm": Arm(PartsSimBa, dict(rs_norm=False)),
-}
 
 
 class Probe(BaseCallback):

@@ -141,7 +141,8 @@ class QBias:
         bias.mean()
 
     The entropy that a soft critic counts is no part of what is earned. Rewards must be the environment's own, as they are with
-    ``VecNormalize(..., norm_reward=False)``; where the model learns from normalised rewards, its Q-values are scaled back.
+    ``VecNormalize(..., norm_reward=False)``; where the model learns from rewards that were scaled, by ``VecNormalize`` or by a
+    ``return_scale`` of its own (SimbaV2's, FlashSAC's), its Q-values are scaled back.
 
     :param model: An actor-critic
     """
@@ -152,6 +153,8 @@ class QBias:
         self._scale = 1.0
         if normalize is not None and normalize.norm_reward:
             self._scale = float(np.sqrt(normalize.ret_rms.var + normalize.epsilon))
+        if hasattr(model, "return_scale"):
+            self._scale *= float(model.return_scale.divisor())
         self._running: dict[int, list[tuple[float, float]]] = {}
         self._q_values: list[np.ndarray] = []
         self._returns: list[np.ndarray] = []

@@ -152,10 +152,10 @@ class UShape(nn.Module):
         """
         Squeeze the input into (-1, 1) (Eq. 7).
 
-        :param x: ``(batch, in_features)``, the same for the whole stack.
+        :param x: ``(batch, in_features)``, the same for the whole stack, or ``(n_stack, batch, in_features)``.
         :return: ``(n_stack, batch, width)``.
         """
-        x = x.expand(self.input.weight.shape[0], *x.shape)
+        x = x.expand(self.input.weight.shape[0], *x.shape[-2:])
         return self.squash(self.compress(self.input(x)))
 
     def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
@@ -172,7 +172,7 @@ class UShape(nn.Module):
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """
-        :param x: ``(batch, in_features)``.
+        :param x: As :meth:`constrain` takes it
         :return: ``(n_stack, batch, width)``.
         """
         x = F.elu(self.constrain(x))

@@ -11,7 +11,7 @@ import torch as th
 
 pytest.importorskip("dm_control")
 
-from benchmarks import log, screen
+from benchmarks import arms, log, screen
 from benchmarks.__main__ import main
 from sb3_cir.smr import SMR
 
@@ -19,7 +19,7 @@ TASK = "cartpole-balance"
 
 
 def build(arm: str) -> SMR:
-    return screen.ARMS[arm].build(screen.make_env(TASK), seed=0, width=8)
+    return arms.ARMS[arm].build(screen.make_env(TASK), seed=0, width=8)
 
 
 def test_arms_exchange_one_part() -> None:
@@ -32,6 +32,29 @@ def test_arms_exchange_one_part() -> None:
     assert (base.target_entropy, simba.target_entropy, build("cir").target_entropy) == (-0.5, -0.5, -1.0)
     assert [build(arm).convex_coef for arm in ("cir", "cir+temp+rsnorm+lambda1")] == [0.3, 1.0]
     assert [build(arm).batch_size for arm in ("cir+temp+rsnorm", "cir+temp+rsnorm+batch128")] == [256, 128]
+
+
+@pytest.mark.parametrize("convex_coef", [0.3, 1.0])
+def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
+    model = build("cir+temp+rsnorm+categorical").learn(30)
+    model.convex_coef = convex_coef
+    model.critic_target.q_network[1].bias.data.normal_()  # so that the two critics differ
+    batch, noise, ent_coef = model.replay_buffer.sample(16), th.randn(16, 1), model._ent_coef()
+    batch.dones[3] = 1
+    target = model._target_distribution(batch, ent_coef, noise)
+    th.testing.assert_close(target.sum(dim=1), th.ones(16))
+
+    next_actions, next_log_prob = model._act(batch.next_observations, noise)
+    smallest, largest = model._q_values(model.critic_target, batch.next_observations, next_actions).aminmax(
+        dim=1, keepdim=True
+    )
+    assert (largest - smallest).min() > 1e-3
+    next_value = convex_coef * smallest + (1 - convex_coef) * largest - ent_coef * next_log_prob.reshape(-1, 1)
+    scaled = batch.rewards / model.return_scale.var.add(1e-8).sqrt().float()
+    expected = scaled + (1 - batch.dones) * model.gamma * next_value
+    # The grid's ends cut off what is beyond them, which moves a mean by little.
+    th.testing.assert_close(model._target(batch, ent_coef, noise), expected.detach(), atol=0.15, rtol=0)
+    th.testing.assert_close(model._target(batch, ent_coef, noise)[3], scaled[3])
 
 
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+simba_actor", "simba", "simba+cir_actor"])
@@ -59,21 +82,21 @@ def test_gain_is_parted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], tuple[dict[str, Any], pd.DataFrame]]:
     """Runs an arm that learns from step 20 on, in the same folder each time; gives the file's comment and rows."""
-    build_arm = screen.Arm.build
+    build_arm = arms.Arm.build
 
-    def early(arm: screen.Arm, *args: Any, **kwargs: Any) -> SMR:
+    def early(arm: arms.Arm, *args: Any, **kwargs: Any) -> SMR:
         model = build_arm(arm, *args, **kwargs)
         model.learning_starts = 20
         return model
 
-    def run(steps: int) -> tuple[dict[str, Any], pd.DataFrame]:
+    def run(steps: int, arm: str = "cir+temp+rsnorm") -> tuple[dict[str, Any], pd.DataFrame]:
         sizes = ["--width", "8", "--steps", str(steps), "--every", "20", "--eval-every", "60"]
-        assert main(["screen", "--arm", "cir+temp+rsnorm", "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
+        assert main(["screen", "--arm", arm, "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
         (file,) = tmp_path.glob("*.csv")
         (made,) = log.load([file]).runs
         return made, pd.read_csv(file, comment="#")
 
-    monkeypatch.setattr(screen.Arm, "build", early)
+    monkeypatch.setattr(arms.Arm, "build", early)
     monkeypatch.setattr(screen, "EPISODES", 1)
     return run
 
@@ -90,9 +113,10 @@ def test_writes_rows_that_say_how_they_were_made(screened: Callable[[int], tuple
     assert np.all(np.isfinite(rows))
 
 
-def test_goes_on_where_it_ended(screened: Callable[[int], tuple[dict[str, Any], pd.DataFrame]]) -> None:
-    first, begun = screened(40)
-    made, table = screened(56)
+@pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+categorical"])
+def test_goes_on_where_it_ended(screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]], arm: str) -> None:
+    first, begun = screened(40, arm)
+    made, table = screened(56, arm)
     assert made["earlier"] == [{"commit": first["commit"], "env_step": 80}]
     assert table[: len(begun)].equals(begun)
     assert not table.duplicated(["metric", "env_step"]).any()
@@ -100,6 +124,6 @@ def test_goes_on_where_it_ended(screened: Callable[[int], tuple[dict[str, Any], 
     assert [rows["updates", step] for step in (80, 112)] == [2 * 20, 2 * 36]
     assert ("moved", 112) in rows  # since the look at 80
     assert rows["seconds", 80] < rows["seconds", 112]
-    done, same = screened(56)
+    done, same = screened(56, arm)
     assert done == made
     assert same.equals(table)

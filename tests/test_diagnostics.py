@@ -18,10 +18,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb3_cir import CIR
 from sb3_cir.baselines.simba import SimBa
+from sb3_cir.baselines.simba_v2 import SimbaV2
 from sb3_cir.diagnostics import QBias, QBiasEvalCallback, QGain, counted_steps, discounted_returns, mean_q, q_gain
 from sb3_cir.smr import SMR
 
 GAMMA = 0.9
+NARROW = dict(net_arch=dict(pi=[8], qf=[8]))
 
 
 class OneReward(gym.Env):
@@ -118,6 +120,16 @@ def test_bias_with_normalised_rewards_is_in_the_environments_units() -> None:
     bias = QBias(linear_model(env, bias=5.0))
     evaluate_policy(bias.model, vec_env(OneReward(4, truncated=False)), n_eval_episodes=1, callback=bias)
     assert bias.mean_q() == pytest.approx(10.0)
+
+
+def test_bias_of_a_critic_of_scaled_rewards_is_in_the_environments_units() -> None:
+    model = SimbaV2("MlpPolicy", vec_env(OneReward(4, truncated=False)), device="cpu", policy_kwargs=NARROW)
+    model.return_scale.var.fill_(9.0)
+    with th.no_grad():
+        model.critic.q_network[1][2].bias[..., -1] = 1e9  # all probability on the largest value of the grid
+    bias = QBias(model)
+    evaluate_policy(model, vec_env(OneReward(4, truncated=False)), n_eval_episodes=1, callback=bias)
+    assert bias.mean_q() == pytest.approx(3 * 5.0)
 
 
 def test_gain_is_the_difference_of_the_actions() -> None:

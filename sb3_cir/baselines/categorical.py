@@ -201,7 +201,39 @@ class CategoricalPolicy(SACPolicy):
         }
 
 
-class CategoricalSAC(Resumable, SAC):
+class ScalesRewards(Resumable):
+    """
+    To stand before an off-policy algorithm whose critic is a :class:`CategoricalCritic`: watches the returns of its
+    environments, so that ``return_scale`` brings rewards to the critic's grid.
+    """
+
+    per_environment: ClassVar[tuple[str, ...]] = ("return_scale/returns",)
+    return_scale_class: ClassVar[type[ReturnScale]] = ReturnScale
+    return_scale: ReturnScale
+    critic: Any  # SAC says that it is SB3's own
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        self.return_scale = self.return_scale_class(self.n_envs, self.gamma, self.critic.largest_value).to(self.device)
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self.return_scale.update(*(th.as_tensor(each, dtype=th.float64, device=self.device) for each in (reward, dones)))
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        modules, tensors = super()._get_torch_save_params()
+        return [*modules, "return_scale"], tensors
+
+
+class CategoricalSAC(ScalesRewards, SAC):
     """
     SAC with a categorical critic. In each update: actor, temperature, critics, target critics, each with what the one before
     has become.
@@ -218,10 +250,7 @@ class CategoricalSAC(Resumable, SAC):
     :raises ValueError: If an argument is out of its range.
     """
 
-    per_environment: ClassVar[tuple[str, ...]] = ("return_scale/returns",)
-    return_scale_class: ClassVar[type[ReturnScale]] = ReturnScale
     policy: CategoricalPolicy
-    return_scale: ReturnScale
     actor: StackActor
     critic: CategoricalCritic
     critic_target: CategoricalCritic
@@ -262,19 +291,6 @@ class CategoricalSAC(Resumable, SAC):
                 "how many updates there will be, over which the learning rate falls. Count train_freq in steps, or take "
                 "gradient_steps=-1."
             )
-        self.return_scale = self.return_scale_class(self.n_envs, self.gamma, self.critic.largest_value).to(self.device)
-
-    def _store_transition(
-        self,
-        replay_buffer: ReplayBuffer,
-        buffer_action: np.ndarray,
-        new_obs: np.ndarray | dict[str, np.ndarray],
-        reward: np.ndarray,
-        dones: np.ndarray,
-        infos: list[dict[str, Any]],
-    ) -> None:
-        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
-        self.return_scale.update(*(th.as_tensor(each, dtype=th.float64, device=self.device) for each in (reward, dones)))
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
@@ -460,7 +476,3 @@ class CategoricalSAC(Resumable, SAC):
             return n_steps
         assert isinstance(self.train_freq, TrainFreq)
         return n_steps * self.gradient_steps / (self.train_freq.frequency * self.n_envs)
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        modules, tensors = super()._get_torch_save_params()
-        return [*modules, "return_scale"], tensors

@@ -155,8 +155,11 @@ class ReturnScale(nn.Module):
         :param rewards: Any shape
         :return: Scaled, the same shape
         """
-        divisor = th.maximum((self.var + EPSILON).sqrt(), self.largest_return / self.largest)
-        return rewards / divisor.to(rewards.dtype)
+        return rewards / self.divisor().to(rewards.dtype)
+
+    def divisor(self) -> th.Tensor:
+        """:return: What rewards are divided by, and Q-values with them"""
+        return th.maximum((self.var + EPSILON).sqrt(), self.largest_return / self.largest)
 
     def extra_repr(self) -> str:
         return f"n_envs={self.n_envs}, gamma={self.gamma}, largest={self.largest}"
