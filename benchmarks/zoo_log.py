@@ -61,6 +61,7 @@ def _yaml(file: Path, name: str) -> dict[str, Any]:
 def _method(arguments: dict[str, Any]) -> str:
     """The algorithm, or the variant of CIR that the command's ``-params`` make; other ``-params`` stand in the name."""
     given = dict(arguments["hyperparams"] or {})
+    given.pop("compile", None)  # the same numbers, sooner
     if isinstance(given.get("policy_kwargs"), dict):
         # SB3 adds this one before RL Zoo writes the file.
         given["policy_kwargs"] = {key: value for key, value in given["policy_kwargs"].items() if key != "use_sde"}

@@ -138,6 +138,7 @@ def test_rl_zoos_runs_without_the_protocol_count_the_agents_steps(tmp_path):
     ("hyperparams", "name"),
     [
         ("{convex_coef: 1.0}", "cir:cdq"),
+        ("{convex_coef: 1.0, compile: true}", "cir:cdq"),
         ("{policy_kwargs: {critic_network: NoTanh, use_sde: false}}", "cir:no_tanh"),
         ("{batch_size: 64}", "cir batch_size=64"),
     ],
