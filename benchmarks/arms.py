@@ -19,8 +19,7 @@ from stable_baselines3.sac.policies import Actor
 
 from sb3_cir import CIR
 from sb3_cir.ablations import CRITICS
-from sb3_cir.baselines.categorical import CategoricalCritic, ScalesRewards
-from sb3_cir.baselines.parts import project
+from sb3_cir.baselines.categorical import CategoricalCritic, ScalesRewards, cross_entropy
 from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.networks import StackedLinear, UShape
@@ -112,8 +111,7 @@ class PartsCategoricalCIR(ScalesRewards, PartsCIR):
     ) -> tuple[th.Tensor, th.Tensor]:
         target = self._target_distribution(batch, ent_coef, noise)
         log_probabilities = self.critic.log_probabilities(batch.observations, batch.actions)
-        loss = -(target * log_probabilities).sum(dim=2).mean(dim=1).sum()
-        return loss, self.critic.means(log_probabilities).T.detach()
+        return cross_entropy(target, log_probabilities), self.critic.means(log_probabilities).T.detach()
 
     @th.no_grad()
     def _target_distribution(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None) -> th.Tensor:
@@ -128,12 +126,12 @@ class PartsCategoricalCIR(ScalesRewards, PartsCIR):
         """
         next_actions, next_log_prob = self._act(batch.next_observations, noise)
         log_probabilities = self.critic_target.log_probabilities(batch.next_observations, next_actions)
-        means, rows = self.critic.means(log_probabilities), th.arange(len(next_actions))
-        smallest, largest = (log_probabilities[which, rows].exp() for which in (means.argmin(dim=0), means.argmax(dim=0)))
-        next_values = self.critic.bins - ent_coef * next_log_prob.reshape(-1, 1)
-        values = self.return_scale(batch.rewards) + (1 - batch.dones) * self.gamma * next_values
+        means = self.critic.means(log_probabilities)
+        smallest, largest = (
+            self.critic.probabilities_of(which, log_probabilities) for which in (means.argmin(dim=0), means.argmax(dim=0))
+        )
         mixed = self.convex_coef * smallest + (1 - self.convex_coef) * largest
-        return project(mixed, values, self.critic.largest_value)
+        return self._backed_up(mixed, batch._replace(rewards=self.return_scale(batch.rewards)), ent_coef, next_log_prob)
 
     def _target(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None = None) -> th.Tensor:
         return (self._target_distribution(batch, ent_coef, noise) * self.critic.bins).sum(dim=1, keepdim=True)

@@ -112,11 +112,29 @@ class CategoricalCritic(ContinuousCritic):
         """
         return (log_probabilities.exp() * self.bins).sum(dim=2)
 
+    @staticmethod
+    def probabilities_of(critics: th.Tensor, log_probabilities: th.Tensor) -> th.Tensor:
+        """
+        :param critics: Which critic, for each row, ``(batch,)``
+        :param log_probabilities: ``(n_critics, batch, n_bins)``
+        :return: That critic's probabilities, ``(batch, n_bins)``
+        """
+        return log_probabilities[critics, th.arange(len(critics), device=critics.device)].exp()
+
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         return tuple(self.means(self.log_probabilities(obs, actions)).unsqueeze(2).unbind(dim=0))
 
     def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         return self.forward(obs, actions)[0]
+
+
+def cross_entropy(target: th.Tensor, log_probabilities: th.Tensor) -> th.Tensor:
+    """
+    :param target: Probabilities that all critics are to have, ``(batch, n_bins)``
+    :param log_probabilities: Of each critic, ``(n_critics, batch, n_bins)``
+    :return: The sum over critics of their means over the batch
+    """
+    return -(target * log_probabilities).sum(dim=2).mean(dim=1).sum()
 
 
 class CategoricalPolicy(SACPolicy):
@@ -227,6 +245,24 @@ class ScalesRewards(Resumable):
     ) -> None:
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         self.return_scale.update(*(th.as_tensor(each, dtype=th.float64, device=self.device) for each in (reward, dones)))
+
+    def _backed_up(
+        self, probabilities: th.Tensor, batch: ReplayBufferSamples, ent_coef: th.Tensor, next_log_prob: th.Tensor
+    ) -> th.Tensor:
+        """
+        A distribution at the next observations, whose values v become ``r + γ (1 - d) (v - α log π)``, on the grid again.
+
+        :param probabilities: ``(batch, n_bins)``
+        :param batch: Sampled transitions with scaled rewards
+        :param ent_coef: α
+        :param next_log_prob: log π of the next actions, ``(batch,)``
+        :return: ``(batch, n_bins)``
+        """
+        # With n-step returns the buffer gives gamma**n, shorter where an episode ended.
+        discounts = self.gamma if batch.discounts is None else batch.discounts
+        next_values = self.critic.bins - ent_coef * next_log_prob.unsqueeze(1)
+        values = batch.rewards + discounts * next_values * (1 - batch.dones)
+        return project(probabilities, values, self.critic.largest_value)
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         modules, tensors = super()._get_torch_save_params()
@@ -387,21 +423,15 @@ class CategoricalSAC(ScalesRewards, SAC):
         with th.no_grad():
             next_actions, next_log_prob = self._next_actions(batch)
             probabilities = self._smallest(self._next_log_probabilities(batch, next_actions))
-            # With n-step returns the buffer gives gamma**n, shorter where an episode ended.
-            discounts = self.gamma if batch.discounts is None else batch.discounts
-            next_values = self.critic.bins - ent_coef * next_log_prob.unsqueeze(1)
-            values = batch.rewards + discounts * next_values * (1 - batch.dones)
-            target = project(probabilities, values, self.critic.largest_value)
-        log_probabilities = self._log_probabilities(batch, next_actions)
-        return -(target * log_probabilities).sum(dim=2).mean(dim=1).sum()
+            target = self._backed_up(probabilities, batch, ent_coef, next_log_prob)
+        return cross_entropy(target, self._log_probabilities(batch, next_actions))
 
     def _smallest(self, log_probabilities: th.Tensor) -> th.Tensor:
         """
         :param log_probabilities: ``(n_critics, batch, n_bins)``
         :return: Probabilities of the critic with the smallest mean, ``(batch, n_bins)``
         """
-        smallest = self.critic.means(log_probabilities).argmin(dim=0)
-        return log_probabilities[smallest, th.arange(len(smallest), device=smallest.device)].exp()
+        return self.critic.probabilities_of(self.critic.means(log_probabilities).argmin(dim=0), log_probabilities)
 
     def _actions(self, batch: ReplayBufferSamples) -> tuple[th.Tensor, th.Tensor]:
         """
