@@ -1,6 +1,7 @@
 """Callbacks for long runs: checkpoints, and an end where there is NaN in the networks."""
 
 import contextlib
+import errno
 import math
 import os
 import signal
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch as th
@@ -22,6 +23,11 @@ from sb3_cir.runs import checkpoint, rows, state
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.runs.files import FULL, checkpoints
 from sb3_cir.runs.watch import first_non_finite
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class Checkpoint(BaseCallback):
@@ -66,6 +72,7 @@ class Checkpoint(BaseCallback):
         self._handlers: dict[int, Any] = {}
         self._signal: int | None = None
         self._root: BaseCallback = self
+        self._locked: TextIO | None = None
 
     def _on_training_start(self) -> None:
         model = self.model
@@ -92,6 +99,7 @@ class Checkpoint(BaseCallback):
                 else f"folder={folder!r}: it holds step {step} of another run. Continue that one with "
                 f"{type(model).__name__}.resume(), or choose another folder."
             )
+        self._lock()
         self._next = (model.num_timesteps // self.every + 1) * self.every
         self._attempt: int | None = saved.step if goes_on and saved is not None else None
         model._saver = self
@@ -115,18 +123,22 @@ class Checkpoint(BaseCallback):
     def finish(self) -> None:
         """Write the last one; pass on a signal that came since the last rollout began."""
         self.save()
-        self.stop_listening()
+        self._stop_listening()
         if self._signal is not None:
             signal.raise_signal(self._signal)
 
     def workers_gone(self) -> None:
         """Where a signal has ended the environments' processes, save what there is and pass it on."""
         if self._signal is not None:
-            self.save()
+            self.save(environments_live=False)
             self._pass_on()
 
-    def save(self) -> None:
-        """Write a checkpoint, unless this step has one; warn where it cannot be written."""
+    def save(self, environments_live: bool = True) -> None:
+        """
+        Write a checkpoint, unless this step has one; warn where it cannot be written.
+
+        :param environments_live: Whether the environments can be reset
+        """
         model = self.model
         assert isinstance(model, Resumable)
         step = model.num_timesteps
@@ -147,8 +159,31 @@ class Checkpoint(BaseCallback):
         self._attempt = step
         if self.verbose:
             print(f"Checkpoint of step {step} in {self.folder}")
-        if self.restart_episodes:
+        if self.restart_episodes and environments_live:
             state.begin_episodes(model, model._saved.run, self._root)
+
+    def _lock(self) -> None:
+        """Keep other processes out of the folder while this one learns. The system lets go of it when the process ends."""
+        if fcntl is None:
+            return
+        # A full disk, or one that knows no locks, does not stop the run.
+        with contextlib.suppress(OSError):
+            self._locked = open(self.folder / ".lock", "a")  # noqa: SIM115
+        if self._locked is None:
+            return
+        try:
+            fcntl.lockf(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._unlock()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise ValueError(
+                    f"folder={str(self.folder)!r}: another process writes its checkpoints there, choose another folder."
+                ) from error
+
+    def _unlock(self) -> None:
+        if self._locked is not None:
+            self._locked.close()
+            self._locked = None
 
     def _listen(self) -> None:
         self._signal = None
@@ -159,15 +194,19 @@ class Checkpoint(BaseCallback):
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 self._handlers[number] = signal.signal(number, self._on_signal)
 
-    def stop_listening(self) -> None:
-        """Signals do again what they did before."""
+    def close(self) -> None:
+        """``learn()`` has ended: signals do again what they did before, and others may write to the folder."""
+        self._stop_listening()
+        self._unlock()
+
+    def _stop_listening(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._signal is not None:
-            self.stop_listening()
+            self._stop_listening()
             signal.raise_signal(number)
             return
         self._signal = number
@@ -178,7 +217,7 @@ class Checkpoint(BaseCallback):
     def _pass_on(self) -> None:
         number = self._signal
         assert number is not None
-        self.stop_listening()
+        self._stop_listening()
         signal.raise_signal(number)
         self._listen()
 

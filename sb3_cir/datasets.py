@@ -38,6 +38,8 @@ from sb3_cir.runs import rows
 from sb3_cir.runs.files import short
 
 COLUMNS = ("actions", "rewards", "terminations", "truncations")
+# Columns of replay buffers in which an episode's end is marked, in transitions before it too
+ENDS = ("dones", "timeouts", "ep_start", "ep_length")
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,11 @@ def _flattened(space: spaces.Dict, model: OffPolicyAlgorithm) -> spaces.Dict:
         if isinstance(env.observation_space, spaces.Dict) and env.observation_space.spaces.keys() == space.spaces.keys():
             return env.observation_space
         env = getattr(env, "env", None)
+    if env is None and not hasattr(model.env, "envs"):
+        raise ValueError(
+            f"The dataset's observations are named {', '.join(space.spaces)}. In which order the environments put them into "
+            "one vector cannot be seen in other processes: fill a model with a DummyVecEnv, and save its replay buffer."
+        )
     return space
 
 
@@ -277,7 +284,9 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
     pos, values = buffer.pos, copy.deepcopy(rows.values(buffer))
     # Where memory usage is optimised, the next row has the last one's next observation already.
     row = {name: column[pos].copy() for name, column in rows.columns(buffer).items()}
+    before = {name: column[:pos].copy() for name, column in rows.columns(buffer).items() if name in ENDS}
     try:
+        cut_off(buffer)
         for line in lines:
             obs, following, actions, rewards, dones, infos = zip(*line, strict=True)
             buffer.add(
@@ -287,6 +296,7 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
         for name, column in rows.columns(buffer).items():
             column[pos:] = 0
             column[pos] = row[name]
+            column[:pos] = before.get(name, column[:pos])
         buffer.pos, buffer.full = pos, False
         vars(buffer).update(values)
         if isinstance(buffer, DeviceReplayBuffer):

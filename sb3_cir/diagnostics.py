@@ -83,7 +83,9 @@ class QGain(BaseCallback):
     def _look(self, model: OffPolicyAlgorithm) -> float:
         assert model.replay_buffer is not None
         model.policy.set_training_mode(False)
-        batch = model.replay_buffer.sample(self.batch_size, env=model.get_vec_normalize_env())
+        # One of two domains may train networks of its own by what it samples.
+        sample = getattr(model.replay_buffer, "sample_plain", model.replay_buffer.sample)
+        batch = sample(self.batch_size, env=model.get_vec_normalize_env())
         return float(q_gain(model, batch.observations, batch.actions))
 
 

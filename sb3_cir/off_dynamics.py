@@ -73,6 +73,16 @@ class TwoDomainReplayBuffer(ReplayBufferPair):
         """
         if self.make_batch is not None:
             return self.make_batch(self, batch_size, env)
+        return self.sample_plain(batch_size, env)
+
+    def sample_plain(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """
+        As :meth:`sample` without ``make_batch``, which may train networks: for a look that changes nothing.
+
+        :param batch_size: Transitions, of both domains together
+        :param env: To normalise observations and rewards of both domains with
+        :return: Transitions of the source, then ``batch_size // 2`` of the target
+        """
         return join(*self.sample_both(batch_size, env))
 
     def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
@@ -125,6 +135,8 @@ class OffDynamicsCallback(BaseCallback):
         is nothing to make a domain from, or if the two domains' spaces differ.
     """
 
+    # For checkpoints, which ask observations() and begin_episode().
+    steps_own_env: ClassVar[bool] = True
     # What goes on where it was when an interrupted run is resumed.
     state: ClassVar[tuple[str, ...]] = ("target_steps", "_steps_owed", "evaluations")
 
@@ -164,7 +176,8 @@ class OffDynamicsCallback(BaseCallback):
                 f"n_steps={self.model.n_steps} has no effect with a TwoDomainReplayBuffer: pass "
                 f"replay_buffer_kwargs=dict(n_steps={self.model.n_steps}, gamma={self.model.gamma}) instead."
             )
-        self._next_eval = (self.num_timesteps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
+        steps = self.model.num_timesteps  # those of the callback are of the last learn() yet
+        self._next_eval = (steps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
         if self._target_env is not None:
             return  # learn() was called again: the target's episode goes on, as the source's does
         spec = self.training_env.get_attr("spec")[0]

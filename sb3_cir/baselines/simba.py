@@ -348,7 +348,8 @@ def _first_attribute(env: VecEnv, name: str) -> Any:
         may take no index, have no attributes or raise errors of their own.
     """
     try:
-        return env.get_attr(name)[0]
+        # A process of SB3's SubprocVecEnv that is asked for an attribute that it lacks ends.
+        return env.get_attr(name)[0] if env.has_attr(name) else None
     except Exception:
         return None
 

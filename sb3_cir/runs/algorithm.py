@@ -17,6 +17,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
+from sb3_cir.buffers import cut_off
 from sb3_cir.runs import archive, arguments, checkpoint, parameters, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
@@ -33,8 +34,8 @@ class Saver(Protocol):
     def finish(self) -> None:
         """The run has come to its end."""
 
-    def stop_listening(self) -> None:
-        """Signals do again what they did before."""
+    def close(self) -> None:
+        """``learn()`` has ended."""
 
     def workers_gone(self) -> None:
         """The environments' processes have ended."""
@@ -61,7 +62,6 @@ class Resumable(OffPolicyAlgorithm):
     _resumed: Stored | None = None  # until its first rollout
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
-    _at_start: state.Values = {}  # of the callbacks, when it began
 
     @classmethod
     def resume(cls, place: str | os.PathLike[str], env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any) -> Self:
@@ -143,6 +143,9 @@ class Resumable(OffPolicyAlgorithm):
         total_timesteps, name = int(total_timesteps), tb_log_name or type(self).__name__
         if self._resumed is not None and reset_num_timesteps:
             total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
+        elif self._resumed is None and (reset_num_timesteps or self._last_obs is None):
+            for buffer in rows.first(self.replay_buffer):
+                cut_off(buffer)  # the environments are about to be reset
         try:
             with watch.watch(self.env, self, *rows.first(self.replay_buffer)):
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
@@ -150,13 +153,13 @@ class Resumable(OffPolicyAlgorithm):
                     self._saver.finish()
         finally:
             if self._saver is not None:
-                self._saver.stop_listening()
+                self._saver.close()
                 self._saver = None
         return self
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         ready = super()._init_callback(with_expected_time(self, callback), progress_bar)
-        self._at_start = state.results(ready)
+        state.remember(ready)
         return ready
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
@@ -244,10 +247,14 @@ class Resumable(OffPolicyAlgorithm):
 
     def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
         """
-        Save the replay buffer without a pickle: what it has come to, by :meth:`load_replay_buffer` to be read again.
+        Save the replay buffer without a pickle: what it has come to, by :meth:`load_replay_buffer` to be read again. What
+        :func:`resumable` made writes SB3's own pickle.
 
         :param path: Path to the file; ``.safetensors`` is added where it has no suffix. Folders are made.
         """
+        if self.sb3_archives:
+            super().save_replay_buffer(path)
+            return
         assert self.replay_buffer is not None, "The replay buffer is not defined"
         archive.save_buffer(self.replay_buffer, path)
 
@@ -266,7 +273,7 @@ class Resumable(OffPolicyAlgorithm):
         archive.load_buffer(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver", "_at_start"]
+        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]
 
 
 Algorithm = TypeVar("Algorithm", bound=type[OffPolicyAlgorithm])
@@ -285,5 +292,12 @@ def resumable(algorithm: Algorithm) -> Algorithm:
         raise TypeError(f"{algorithm!r} is no off-policy algorithm: runs of those alone can be resumed.")
     if issubclass(algorithm, Resumable):
         return algorithm
-    members = {"sb3_archives": True, "__module__": algorithm.__module__, "__doc__": algorithm.__doc__}
+    # DQN and QRDQN copy to their target network by calls, and act at random by a rate that follows from the step before.
+    more = ("_n_calls", "exploration_rate") if any(kind.__name__ in ("DQN", "QRDQN") for kind in algorithm.__mro__) else ()
+    members = {
+        "sb3_archives": True,
+        "counters": (*state.COUNTERS, *more),
+        "__module__": algorithm.__module__,
+        "__doc__": algorithm.__doc__,
+    }
     return type(algorithm.__name__, (Resumable, algorithm), members)  # type: ignore[return-value]

@@ -96,7 +96,7 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
         successes=[float(success) for success in model.ep_success_buffer],
         random=state.take_random(model),
         buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
-        callbacks=state.take_callbacks(callback, getattr(model, "_at_start", {})),
+        callbacks=state.take_callbacks(callback),
     )
 
 

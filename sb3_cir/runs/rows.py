@@ -292,6 +292,8 @@ def load(buffer: ReplayBuffer, saved: Rows, arrays: Iterator[tuple[int, Mapping[
     """
     buffer.reset()
     ours = columns(buffer)
+    if "ep_length" in ours:  # by which HER tells which rows to draw from, also behind the last one
+        ours["ep_length"][:] = 0
     for first, block in arrays:
         for name, rows in block.items():
             ours[name][first : first + len(rows)] = rows

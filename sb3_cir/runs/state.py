@@ -25,13 +25,15 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import cut_off
-from sb3_cir.runs import arguments, parameters, rows
+from sb3_cir.runs import arguments, files, parameters, rows
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import Checkpoint, NumpyRandom, PythonRandom, Random, SpaceRandom
 
 Arrays = Mapping[str, np.ndarray]
 
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
+
+MOST_VALUES = files.JSON_VALUES // 2  # that callbacks may have: the manifest has others, and has to be read again
 
 # Results and counts of SB3's callbacks that go on, beside the number of calls. What else they have is a limit, a path or a
 # switch.
@@ -147,33 +149,45 @@ def take_random(model: OffPolicyAlgorithm) -> Random:
     )
 
 
-Values = dict[int, dict[str, Any]]  # of each callback by its id, its attributes by name
+AT_FIRST = "_sb3_cir_at_first"  # on a callback: what of it may be a result, when it was first given to ``learn()``
 
 
-def take_callbacks(callback: BaseCallback, at_start: Values) -> dict[str, list[dict[str, Any]]]:
+def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
     """
     :param callback: The one that ``learn()`` was given
-    :param at_start: What :func:`results` was when it was
-    :return: For each class of callback in it, what of each object goes on. What has not changed since the start is no result.
+    :return: For each class of callback in it, what of each object goes on. What has never changed is no result.
     """
     states: dict[str, list[dict[str, Any]]] = {}
+    room = MOST_VALUES
     for each in tree(callback):
-        before, state = at_start.get(id(each), {}), _results(each)
+        before, state = getattr(each, AT_FIRST, {}), _results(each)
         changed = {name: value for name, value in state.items() if name not in before or before[name] != value}
         lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
+        for name in set(changed) - set(lost):
+            size = _size(changed[name])
+            if size > room:
+                lost.append(name)
+            else:
+                room -= size
         if lost:
-            warnings.warn(f"{type(each).__name__}: no checkpoint can hold its {', '.join(lost)}: numbers alone.", stacklevel=2)
+            warnings.warn(
+                f"{type(each).__name__}: no checkpoint can hold its {', '.join(sorted(lost))}: numbers alone, not too many.",
+                stacklevel=2,
+            )
         kept = {name: value for name, value in changed.items() if name not in lost}
         states.setdefault(type(each).__name__, []).append(kept)
     return states
 
 
-def results(callback: BaseCallback) -> Values:
+def remember(callback: BaseCallback) -> None:
     """
+    Note on each callback what it was when it was first given to ``learn()``.
+
     :param callback: The one that ``learn()`` was given
-    :return: What of each callback in it may be a result
     """
-    return {id(each): _results(each) for each in tree(callback)}
+    for each in tree(callback):
+        if AT_FIRST not in vars(each):
+            setattr(each, AT_FIRST, _results(each))
 
 
 def _results(callback: BaseCallback) -> dict[str, Any]:
@@ -206,7 +220,7 @@ def _state_names(callback: BaseCallback) -> list[str]:
     if known or module.startswith(("stable_baselines3.", "sb3_contrib.")):
         return [*names, *known]
     given = {name for kind in type(callback).__mro__ if "__init__" in vars(kind) for name in _arguments_of(kind)}
-    inherited = {"n_calls", "num_timesteps", "verbose", *given}
+    inherited = {"n_calls", "num_timesteps", "verbose", AT_FIRST, *given}
     return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
 
 
@@ -224,6 +238,13 @@ def _is_result(value: Any) -> bool:
     return isinstance(value, (bool, int, float, np.number)) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
 
 
+def _size(value: Any) -> int:
+    """:return: Numbers, lists and dicts in it: at least what ``files.read_json`` counts"""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + sum(map(_size, value)) if isinstance(value, list) else 1
+
+
 def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_lists(entry) for key, entry in value.items()}
@@ -238,7 +259,8 @@ def tree(callback: BaseCallback) -> Iterator[BaseCallback]:
     :return: It, and all that it calls
     """
     yield callback
-    for child in [*getattr(callback, "callbacks", []), getattr(callback, "callback", None)]:
+    others = [getattr(callback, name, None) for name in ("callback", "callback_on_new_best")]
+    for child in [*(getattr(callback, "callbacks", None) or ()), *others]:
         if isinstance(child, BaseCallback):
             yield from tree(child)
 
@@ -439,10 +461,11 @@ def _cut_off(model: OffPolicyAlgorithm, callback: BaseCallback, goes_on: np.ndar
     """
     :param model: A model
     :param callback: The one that ``learn()`` was given. One that fills a part of the replay buffer from an environment of its
-        own says by ``observations()`` what it sees there, by the part's name. All others are the model's to fill.
+        own (see :func:`_steppers`) says by ``observations()`` what it sees there, by the part's name. All others are the
+        model's to fill.
     :param goes_on: Whether each of the model's environments goes on where it was
     """
-    seen = {name: obs for each in tree(callback) if hasattr(each, "observations") for name, obs in each.observations().items()}
+    seen = {name: obs for each in _steppers(callback) for name, obs in each.observations().items()}
     first, *others = rows.parts(_buffer(model)).items()
     cut_off(first[1], goes_on)
     for name, buffer in others:
@@ -512,13 +535,21 @@ def begin_episodes(model: OffPolicyAlgorithm, run: str, callback: BaseCallback) 
 
 
 def _begin_others(callback: BaseCallback, seed: int) -> None:
-    """The environments that callbacks have: one that steps an environment of its own has ``begin_episode(seed)``."""
+    """The environments that callbacks have: one that steps an environment of its own begins another episode."""
     for each in tree(callback):
         evaluated = getattr(each, "eval_env", None)
         if isinstance(evaluated, VecEnv):
             evaluated.seed(seed + 1000)
-        if hasattr(each, "begin_episode"):
-            each.begin_episode(seed + 2000)
+    for each in _steppers(callback):
+        each.begin_episode(seed + 2000)
+
+
+def _steppers(callback: BaseCallback) -> list[Any]:
+    """
+    Those that step an environment of their own, and have ``observations()`` and ``begin_episode(seed)`` for it. Their class
+    says so by ``steps_own_env = True``: others have attributes of such names by chance.
+    """
+    return [each for each in tree(callback) if getattr(type(each), "steps_own_env", False)]
 
 
 def put_random(model: OffPolicyAlgorithm, states: Random, arrays: Arrays) -> None:
