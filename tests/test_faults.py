@@ -26,6 +26,7 @@ from sb3_cir.baselines import SimBa
 from sb3_cir.baselines.par import PAR
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QGain
+from sb3_cir.envs import FlatFloat32
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.runs import resumable
 from sb3_cir.runs.files import checkpoints
@@ -297,3 +298,15 @@ def test_ctrl_c_that_reaches_the_workers(tmp_path: Path, restart: bool) -> None:
     with pytest.raises(KeyboardInterrupt):
         small(env, learning_starts=1000, train_freq=7).learn(60, callback=[saver, KillsWorkers()])
     assert checkpoints(tmp_path)[0][0] == 30
+
+
+def test_named_observations_in_other_processes() -> None:
+    """In which order they stand in one vector cannot be seen there, and is not guessed."""
+    made = Walk(form="dict").observation_space
+    assert isinstance(made, gym.spaces.Dict)
+    near = small(FlatFloat32(Walk(form="dict")))
+    assert datasets._flattened(made, near) == made
+    env = SubprocVecEnv([lambda: FlatFloat32(Walk(form="dict"))], start_method="fork")
+    with pytest.raises(ValueError, match=r"named a, b\. In which order .* fill a model with a DummyVecEnv"):
+        datasets._flattened(made, small(env))
+    env.close()
