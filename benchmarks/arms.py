@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
@@ -20,7 +19,7 @@ from stable_baselines3.sac.policies import Actor
 from sb3_cir import CIR
 from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.categorical import CategoricalCritic, ScalesRewards, cross_entropy
-from sb3_cir.baselines.simba import RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
+from sb3_cir.baselines.simba import ObservesWhileActing, RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.networks import StackedLinear, UShape
 from sb3_cir.policies import CIRActor, CIRCritic
@@ -79,27 +78,7 @@ class PartsPolicy(SimbaPolicy):
         return UShape(n_stack, in_features, widths, self.avg_r_norm_coef)
 
 
-class Observing:
-    """To stand before an algorithm: each observation acted on counts once in RSNorm's statistics, whatever the actor."""
-
-    actor: Actor
-    policy: PartsPolicy
-    _last_obs: np.ndarray
-
-    def _setup_model(self) -> None:
-        super()._setup_model()  # type: ignore[misc]
-        if isinstance(self.actor, SimbaActor):
-            self.actor.observes_batches = False
-
-    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        statistics = self.actor.features_extractor
-        done_by_simba = isinstance(self, SimBa) and isinstance(self.actor, SimbaActor)
-        if isinstance(statistics, RSNorm) and not done_by_simba:
-            statistics.update(th.as_tensor(self._last_obs))
-        return super()._sample_action(*args, **kwargs)  # type: ignore[misc]
-
-
-class PartsCIR(Observing, CIR):
+class PartsCIR(ObservesWhileActing, CIR):
     """CIR on :class:`PartsPolicy`."""
 
 
@@ -135,14 +114,6 @@ class PartsCategoricalCIR(ScalesRewards, PartsCIR):
 
     def _target(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None = None) -> th.Tensor:
         return (self._target_distribution(batch, ent_coef, noise) * self.critic.bins).sum(dim=1, keepdim=True)
-
-
-class PartsSimBa(Observing, SimBa):
-    """SimBa on :class:`PartsPolicy`."""
-
-
-class PartsSimBaSMR(Observing, SimBaSMR):
-    """SimBa with SMR on :class:`PartsPolicy`."""
 
 
 @dataclass(frozen=True)
@@ -221,13 +192,13 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+recency": _base(replay_buffer_class=RecencyReplayBuffer),
     "cir+temp+rsnorm+categorical": _categorical(),
     "cir+temp+rsnorm+categorical+1critic": _categorical(n_critics=1),
-    "simba": Arm(PartsSimBa),
-    "simba+lr3e-4": Arm(PartsSimBa, {}, dict(learning_rate=3e-4)),
-    "simba+wd0": Arm(PartsSimBa, dict(weight_decay=0.0)),
-    "simba+cir_critic": Arm(PartsSimBa, dict(critic_body="CIR")),
-    "simba+cir_actor": Arm(PartsSimBa, dict(actor_body="cir")),
-    "simba+m2": Arm(PartsSimBaSMR),
-    "simba+2critics": Arm(PartsSimBa, dict(n_critics=2)),
-    "simba+cir_temp": Arm(PartsSimBa, {}, dict(ent_coef="auto"), -1.0),
-    "simba+nonorm": Arm(PartsSimBa, dict(rs_norm=False)),
+    "simba": Arm(SimBa),
+    "simba+lr3e-4": Arm(SimBa, {}, dict(learning_rate=3e-4)),
+    "simba+wd0": Arm(SimBa, dict(weight_decay=0.0)),
+    "simba+cir_critic": Arm(SimBa, dict(critic_body="CIR")),
+    "simba+cir_actor": Arm(SimBa, dict(actor_body="cir")),
+    "simba+m2": Arm(SimBaSMR),
+    "simba+2critics": Arm(SimBa, dict(n_critics=2)),
+    "simba+cir_temp": Arm(SimBa, {}, dict(ent_coef="auto"), -1.0),
+    "simba+nonorm": Arm(SimBa, dict(rs_norm=False)),
 }

@@ -21,8 +21,6 @@ from sb3_cir.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
-# Algorithms with the yaml of another one (``sb3_cir.zoo.YAML_OF``, whose import takes seconds).
-WITHOUT_YAML = {"sac_tanh", "sac_tanh_norm", "simba_smr"}
 # A checkpoint holds the whole replay buffer, so it is not made at every evaluation.
 CHECKPOINTS = 20
 

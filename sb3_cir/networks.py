@@ -67,6 +67,7 @@ class AvgRNorm(nn.Module):
     Average representation normalisation, ``c * x / mean(|x|)`` over the last axis (Eq. 6).
 
     :param coef: The scale c, small and positive.
+    :raises ValueError: If c is not positive.
     """
 
     # The authors' code clamps the mean here; the paper's equation has no such guard.
@@ -74,6 +75,8 @@ class AvgRNorm(nn.Module):
 
     def __init__(self, coef: float = 0.1):
         super().__init__()
+        if not coef > 0:
+            raise ValueError(f"avg_r_norm_coef={coef}: it must be positive (paper: 0.1).")
         self.coef = coef
 
     def forward(self, x: th.Tensor) -> th.Tensor:

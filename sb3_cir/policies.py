@@ -236,8 +236,7 @@ class SMRPolicy(SACPolicy):
         optimizer_class: type[th.optim.Optimizer] = FusedAdam,
         **kwargs: Any,
     ):
-        if kwargs.get("n_critics", 2) < 1:
-            raise ValueError(f"n_critics={kwargs['n_critics']}: at least 1 critic is needed.")
+        check_n_critics(kwargs)
         if net_arch is None:
             net_arch = dict(pi=[512, 512], qf=[512, 512])
         super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
@@ -290,8 +289,6 @@ class CIRPolicy(SMRPolicy):
                 f"net_arch['qf']={net_arch} has unequal widths: CIR's skip connections add the critic's layers to each other. "
                 f"Write policy_kwargs=dict(net_arch=dict(pi={net_arch}, qf={[max(net_arch)] * len(net_arch)}))."
             )
-        if not avg_r_norm_coef > 0:
-            raise ValueError(f"avg_r_norm_coef={avg_r_norm_coef}: it must be positive (paper: 0.1).")
         if not critic_weight_decay >= 0:
             raise ValueError(f"critic_weight_decay={critic_weight_decay}: it must not be negative.")
         if isinstance(critic_network, str):
@@ -380,6 +377,15 @@ class SMRCnnPolicy(ForImages, SMRPolicy):
 
 class SMRMultiInputPolicy(ForDicts, SMRPolicy):
     """:class:`SMRPolicy` for Dict observations."""
+
+
+def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
+    """
+    :param policy_kwargs: A policy's arguments
+    :raises ValueError: If ``n_critics`` is among them and below 1.
+    """
+    if policy_kwargs.get("n_critics", 1) < 1:
+        raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
 
 
 def check_action_space(space: spaces.Space[Any]) -> None:

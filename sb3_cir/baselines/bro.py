@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import SimbaActor
-from sb3_cir.policies import FusedAdam
+from sb3_cir.policies import FusedAdam, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import frozen, minimise
 
@@ -188,7 +188,7 @@ class BROPolicy(SACPolicy):
     :param optimizer_class: Optimiser of actors and critics
     :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=1e-4)``, on all parameters, as optax' AdamW has it.
     :param kwargs: What else SB3's ``SACPolicy`` takes
-    :raises ValueError: If a list of ``net_arch`` is empty or unequal.
+    :raises ValueError: If a list of ``net_arch`` is empty or unequal, or if there is no critic.
     """
 
     def __init__(
@@ -204,6 +204,7 @@ class BROPolicy(SACPolicy):
         optimizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
+        check_n_critics(kwargs)
         self.n_quantiles = n_quantiles
         self.std_multiplier = std_multiplier
         self.exploring = False

@@ -26,7 +26,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
-from sb3_cir.policies import CIRActor, FusedAdam, check_action_space
+from sb3_cir.policies import CIRActor, FusedAdam, check_action_space, check_n_critics
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import frozen, minimise
 
@@ -43,7 +43,7 @@ class Encoder(Protocol):
 class Head(Protocol):
     """Makes what follows the body: ``(n_stack, batch, width)`` to ``(n_stack, batch, out_features)``."""
 
-    def __call__(self, n_stack: int, width: int, out_features: int) -> nn.Module: ...
+    def __call__(self, n_stack: int, width: int, out_features: int, /) -> nn.Module: ...
 
 
 class StackActor(CIRActor):
@@ -103,7 +103,7 @@ class CategoricalCritic(ContinuousCritic):
         with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
             features = self.extract_features(obs, self.features_extractor)
         x = th.cat([features, actions], dim=1)
-        return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2)
+        return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2, dtype=th.float32)
 
     def means(self, log_probabilities: th.Tensor) -> th.Tensor:
         """
@@ -150,8 +150,8 @@ class CategoricalPolicy(SACPolicy):
     :param largest_value: They go from minus this to this.
     :param optimizer_class: Optimiser of actor and critics
     :param kwargs: What else SB3's ``SACPolicy`` takes
-    :raises ValueError: If the observation space is no flat Box, if a list of ``net_arch`` is empty or unequal, if there are
-        fewer than two values, if they do not reach above 0, or if gSDE is asked for.
+    :raises ValueError: If the observation space is no flat Box, if a list of ``net_arch`` is empty or unequal, if there is no
+        critic, if there are fewer than two values, if they do not reach above 0, or if gSDE is asked for.
     """
 
     encoder: ClassVar[Encoder]
@@ -185,6 +185,7 @@ class CategoricalPolicy(SACPolicy):
             raise ValueError(f"n_bins={n_bins}: it must be a whole number of at least 2 (original: 101).")
         if not largest_value > 0:
             raise ValueError(f"largest_value={largest_value}: it must be positive (original: 5).")
+        check_n_critics(kwargs)
         self.n_bins = int(n_bins)
         self.largest_value = largest_value
         super().__init__(
@@ -203,12 +204,12 @@ class CategoricalPolicy(SACPolicy):
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        return self.actor_class(**kwargs, encoder=type(self).encoder, head=type(self).head).to(self.device)
+        return self.actor_class(**kwargs, encoder=self.encoder, head=self.head).to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
         kwargs |= dict(n_bins=self.n_bins, largest_value=self.largest_value)
-        return CategoricalCritic(**kwargs, encoder=type(self).encoder, head=type(self).head).to(self.device)
+        return CategoricalCritic(**kwargs, encoder=self.encoder, head=self.head).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

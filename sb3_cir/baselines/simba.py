@@ -23,7 +23,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import common_width
-from sb3_cir.policies import CIRActor, ForImages
+from sb3_cir.policies import CIRActor, ForImages, check_n_critics
 from sb3_cir.smr import SMR
 
 # The bounds that the original squeezes the actor's log_std into.
@@ -157,6 +157,17 @@ def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Seque
     return nn.Sequential(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
 
 
+def observe(actor: Actor, obs: PyTorchObs) -> None:
+    """
+    Add observations to the running statistics, if there are any.
+
+    :param actor: What has them
+    :param obs: ``(batch, ...)``
+    """
+    if isinstance(actor.features_extractor, RSNorm):
+        actor.features_extractor.update(preprocess_obs(obs, actor.observation_space, actor.normalize_images))
+
+
 class SimbaActor(CIRActor):
     """
     SAC's actor with exact log-probability, SimBa's body, and log_std squeezed smoothly into [-10, 2].
@@ -175,17 +186,8 @@ class SimbaActor(CIRActor):
 
     def action_log_prob(self, obs: PyTorchObs, noise: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
         if self.training and self.observes_batches:
-            self.observe(obs)
+            observe(self, obs)
         return super().action_log_prob(obs, noise)
-
-    def observe(self, obs: PyTorchObs) -> None:
-        """
-        Add observations to the running statistics, if there are any.
-
-        :param obs: ``(batch, ...)``
-        """
-        if isinstance(self.features_extractor, RSNorm):
-            self.features_extractor.update(preprocess_obs(obs, self.observation_space, self.normalize_images))
 
     def get_action_dist_params(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         if self.use_sde:
@@ -257,7 +259,8 @@ class SimbaPolicy(SACPolicy):
     :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=0.01)``, on all parameters, as the original's.
     :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
     :param kwargs: What else SB3's ``SACPolicy`` takes
-    :raises ValueError: If a list of ``net_arch`` is empty or unequal, or if statistics would not be shared.
+    :raises ValueError: If a list of ``net_arch`` is empty or unequal, if there is no critic, or if statistics would not be
+        shared.
     """
 
     def __init__(
@@ -276,6 +279,7 @@ class SimbaPolicy(SACPolicy):
     ):
         if features_extractor_class is RSNorm and not share_features_extractor:
             raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
+        check_n_critics(kwargs)
         self.n_quantiles = n_quantiles
         super().__init__(
             observation_space,
@@ -366,7 +370,22 @@ class HorizonDefaults(SAC):
         super()._setup_model()
 
 
-class SimBa(HorizonDefaults, SMR):
+class ObservesWhileActing(SAC):
+    """To stand before an algorithm: each observation it acts on while learning counts once in :class:`RSNorm`'s statistics."""
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if isinstance(self.actor, SimbaActor):
+            self.actor.observes_batches = False
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
+        # Only learning comes here, once a step: predict() does not.
+        assert self._last_obs is not None
+        observe(self.actor, self.policy.obs_to_tensor(self._last_obs)[0])
+        return super()._sample_action(*args, **kwargs)
+
+
+class SimBa(ObservesWhileActing, HorizonDefaults, SMR):
     """
     SimBa with SAC, at the original's hyperparameters for all its benchmarks.
 
@@ -427,18 +446,6 @@ class SimBa(HorizonDefaults, SMR):
             policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
             **kwargs,
         )
-
-    def _setup_model(self) -> None:
-        super()._setup_model()
-        if isinstance(self.actor, SimbaActor):
-            self.actor.observes_batches = False
-
-    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        # Only learning comes here, once a step: predict() does not.
-        if isinstance(self.actor, SimbaActor):
-            assert self._last_obs is not None
-            self.actor.observe(self.policy.obs_to_tensor(self._last_obs)[0])
-        return super()._sample_action(*args, **kwargs)
 
     def _update(self, batch: ReplayBufferSamples) -> dict[str, th.Tensor]:
         """

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
@@ -16,7 +15,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC
 from sb3_cir.baselines.parts import EPSILON, UnitLinear, common_width
-from sb3_cir.baselines.simba import HorizonDefaults, RSNorm, SimbaPolicy
+from sb3_cir.baselines.simba import HorizonDefaults, ObservesWhileActing, SimbaPolicy
 
 
 def to_sphere(x: th.Tensor) -> th.Tensor:
@@ -140,7 +139,7 @@ class SimbaV2Policy(CategoricalPolicy, SimbaPolicy):
         super().__init__(*args, optimizer_kwargs={} if optimizer_kwargs is None else optimizer_kwargs, **kwargs)
 
 
-class SimbaV2(HorizonDefaults, CategoricalSAC):
+class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):
     """
     SimbaV2 at the original's hyperparameters for all its benchmarks.
 
@@ -205,11 +204,3 @@ class SimbaV2(HorizonDefaults, CategoricalSAC):
             policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
             **kwargs,
         )
-
-    def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        # Only learning comes here, once a step: predict() does not.
-        norm = self.actor.features_extractor
-        if isinstance(norm, RSNorm):
-            assert isinstance(self._last_obs, np.ndarray)
-            norm.update(th.as_tensor(self._last_obs, device=self.device))
-        return super()._sample_action(*args, **kwargs)
