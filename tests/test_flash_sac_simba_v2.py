@@ -1,4 +1,4 @@
-"""FlashSAC and SimbaV2: what belongs to each beyond its networks, by value. The networks are in the parity test."""
+"""FlashSAC, SimbaV2 and what our categorical CIR has of them: by value, beyond the networks, which are in the parity test."""
 
 import copy
 import math
@@ -21,11 +21,13 @@ from sb3_cir.baselines.flash_sac import FlashReturnScale, FlashSAC, RepeatedNois
 from sb3_cir.baselines.parts import ReturnScale, UnitLinear, normalise_parameters, project
 from sb3_cir.baselines.simba_v2 import LerpBlock, Scaler, SimbaV2, to_sphere
 from sb3_cir.callbacks import Checkpoint
+from sb3_cir.categorical_cir import CategoricalCIR
 from sb3_cir.methods import METHODS
 from sb3_cir.tasks import of_group
 
 ROOT = Path(__file__).parent.parent
 BOTH = pytest.mark.parametrize("model_class", [FlashSAC, SimbaV2])
+ALL = pytest.mark.parametrize("model_class", [FlashSAC, SimbaV2, CategoricalCIR])
 
 
 class Walk(gym.Env):
@@ -93,14 +95,14 @@ def test_projection_keeps_the_mean() -> None:
     np.testing.assert_allclose(mean, (probabilities * values).sum(dim=1), atol=1e-12)
 
 
-@BOTH
+@ALL
 def test_critic_is_like_sb3s(model_class: type[CategoricalSAC]) -> None:
     """One (batch, 1) tensor for each critic: the mean of its distribution."""
     model = build(model_class)
     observations, actions = th.randn(5, 2), th.rand(5, 1)
     model.critic.set_training_mode(False)
     log_probabilities = model.critic.log_probabilities(observations, actions)
-    assert log_probabilities.shape == (2, 5, 101)
+    assert log_probabilities.shape == (1 if model_class is CategoricalCIR else 2, 5, 101)
     np.testing.assert_allclose(log_probabilities.exp().sum(dim=2).detach(), 1, rtol=1e-5)
     mean = (log_probabilities.exp() * th.linspace(-5, 5, 101)).sum(dim=2)
     for index, q_values in enumerate(model.critic(observations, actions)):
@@ -346,6 +348,7 @@ def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
         (dict(policy_kwargs=dict(largest_value=0)), "largest_value=0: it must be positive"),
         (dict(policy_kwargs=dict(net_arch=[8, 16])), "one width for each residual block"),
         (dict(policy_kwargs=dict(net_arch=[])), "one width for each residual block"),
+        (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),
     ],
 )
 def test_refused(model_class: type[CategoricalSAC], arguments: dict[str, Any], sentence: str) -> None:
@@ -361,7 +364,7 @@ def test_refused_by_flash_sac(arguments: dict[str, Any]) -> None:
         build(FlashSAC, **arguments)
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize(
     ("space", "kind"),
     [
@@ -378,17 +381,19 @@ def test_observations_that_are_refused(model_class: type[CategoricalSAC], space:
         build(model_class, Other())
 
 
-@BOTH
+@ALL
 def test_saved_and_loaded(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
     """All of it without a pickle: networks, statistics, noise, arguments; what is loaded learns on."""
-    model = build(model_class, decay_timesteps=500, policy_kwargs=dict(n_bins=11, largest_value=3.0)).learn(40)
+    own: dict[str, Any] = dict(sample_reuse=3) if model_class is CategoricalCIR else dict(decay_timesteps=500)
+    model = build(model_class, **own, policy_kwargs=dict(n_bins=11, largest_value=3.0)).learn(40)
     model.save(tmp_path / "model")
     loaded = model_class.load(tmp_path / "model", env=Walk(), device="cpu", trusted=False)
     ours, theirs = model.get_parameters(), loaded.get_parameters()
     assert ours.keys() == theirs.keys() >= {"policy", "return_scale"}
     for name in ("policy", "return_scale", *({"noise"} & ours.keys())):
         assert all(th.equal(value, theirs[name][key]) for key, value in ours[name].items())
-    assert (loaded.decay_timesteps, loaded.gamma, loaded.target_entropy) == (500, model.gamma, model.target_entropy)
+    assert (loaded.gamma, loaded.target_entropy) == (model.gamma, model.target_entropy)
+    assert all(getattr(loaded, name) == value for name, value in own.items())
     observations = np.zeros((3, 2), np.float32)
     np.testing.assert_array_equal(*(each.predict(observations, deterministic=True)[0] for each in (model, loaded)))
     loaded.learn(40)
@@ -397,7 +402,7 @@ def test_saved_and_loaded(model_class: type[CategoricalSAC], tmp_path: Path) -> 
     assert all(th.equal(value, policy.state_dict()[name]) for name, value in model.policy.state_dict().items())
 
 
-@BOTH
+@ALL
 @pytest.mark.parametrize("trusted", [True, False])
 def test_loaded_with_other_environments(model_class: type[CategoricalSAC], trusted: bool, tmp_path: Path) -> None:
     """More or fewer of them: statistics stay, the running returns and the noise of each begin anew."""
@@ -434,7 +439,7 @@ class Stop(BaseCallback):
         return True
 
 
-@BOTH
+@ALL
 def test_resumed_to_the_bit(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
     """In the midst of noise that is kept, between two updates of the actor, with two environments."""
     make = lambda: build(model_class, DummyVecEnv([Walk] * 2))  # noqa: E731
