@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,16 @@ def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
     expected = [model._learning_rate(n) for n in (n_last, n_last // model.policy_delay, n_last // model.policy_delay)]
     assert [each.param_groups[0]["lr"] for each in optimizers] == expected
     assert model._planned_updates() == 50
+
+
+@BOTH
+def test_a_second_run_says_that_the_learning_rate_has_fallen(model_class: type[CategoricalSAC]) -> None:
+    model = build(model_class, gradient_steps=1, learning_starts=10, learning_rate_end=0.0).learn(50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(20, reset_num_timesteps=False)
+    with pytest.warns(UserWarning, match="fallen already and stays at 0: it falls over 30 updates .*, and 60 are made"):
+        model.learn(30)
 
 
 # What is refused, saved, resumed

@@ -3,6 +3,7 @@ What SimbaV2 and FlashSAC share: SAC with a categorical critic, scaled rewards, 
 that falls. Here it is as SimbaV2 has it; ``flash_sac.py`` says where FlashSAC differs.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -328,6 +329,17 @@ class CategoricalSAC(ScalesRewards, SAC):
                 "how many updates there will be, over which the learning rate falls. Count train_freq in steps, or take "
                 "gradient_steps=-1."
             )
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        total_timesteps, callback = super()._setup_learn(*args, **kwargs)
+        if 0 < self._planned_updates() <= self._n_updates:
+            warnings.warn(
+                f"The learning rate has fallen already and stays at {self._learning_rate(self._n_updates):g}: it falls over "
+                f"{self._planned_updates():,.0f} updates from the model's first, and {self._n_updates:,} are made. Go on by "
+                "learn(..., reset_num_timesteps=False), or say by decay_timesteps in how many steps it falls.",
+                stacklevel=3,
+            )
+        return total_timesteps, callback
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
