@@ -19,7 +19,8 @@ from sb3_cir.policies import CIRActor
 class CategoricalCIRPolicy(CategoricalPolicy, SimbaPolicy):
     """
     CIR's actor and U-shape, which ends in a distribution over values, on observations that are normalised by running
-    statistics as SimBa's are.
+    statistics as SimBa's are. It needs :class:`CategoricalCIR`: another algorithm neither scales rewards to the critic's grid
+    nor counts observations.
 
     :param args: As :class:`~sb3_cir.baselines.categorical.CategoricalPolicy`'s. ``net_arch`` is as CIR's; by default it is
         ``dict(pi=[724, 724], qf=[724, 724])``, so that the one critic has as many parameters as CIR's two.
@@ -63,10 +64,11 @@ class CategoricalCIR(ScalesRewards, ObservesWhileActing, HorizonDefaults, CIR):
     CIR for hard tasks. Four things differ from :class:`CIR`; the update with its M reuses of a batch is the same.
 
     - One critic of width 724 takes the place of two of width 512, which differ from each other by very little on hard tasks.
+      The actor is as wide.
     - It gives a distribution over 101 values from -5 to 5, and learns by cross-entropy (C51). Rewards are divided by the
       standard deviation of running returns, as in SimbaV2, so that one grid serves all tasks. ``train/q_mean`` and the losses
       count in rewards that are scaled so.
-    - The temperature begins at 0.01, towards half a nat of entropy for each action, as in SimBa.
+    - The temperature begins at 0.01, towards an entropy of minus half a nat for each action, as in SimBa.
     - Observations are normalised by running statistics, as in SimBa.
 
     With more critics (``policy_kwargs=dict(n_critics=2)``) convex Q-learning mixes the distributions of those with the
@@ -135,6 +137,12 @@ class CategoricalCIR(ScalesRewards, ObservesWhileActing, HorizonDefaults, CIR):
 
     def _target(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None = None) -> th.Tensor:
         return (self._target_distribution(batch, ent_coef, noise) * self.critic.bins).sum(dim=1, keepdim=True)
+
+    def _diagnose(self, batch: ReplayBufferSamples) -> dict[str, th.Tensor]:
+        body = self.critic.q_network[0]
+        assert isinstance(body, UShape)
+        saturation = body.saturation(self.critic.network_input(batch.observations, batch.actions))
+        return super()._diagnose(batch) | {"input_saturation": saturation}
 
     def _log_probabilities(self, critic: ContinuousCritic, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """

@@ -75,6 +75,16 @@ def test_observations_are_normalised() -> None:
     np.testing.assert_allclose(norm.mean, model.replay_buffer.observations[:60, 0].mean(axis=0), rtol=1e-5)
 
 
+def test_saturation_is_logged() -> None:
+    model = build().learn(30)
+    batch = model.replay_buffer.sample(16)
+    with th.no_grad():
+        model.critic.q_network[0].avg_r_norm.coef = 100.0
+    assert 0.5 < model._diagnose(batch)["input_saturation"] <= 1
+    model.critic.q_network[0].avg_r_norm.coef = 0.01
+    assert model._diagnose(batch)["input_saturation"] == 0
+
+
 def test_bfloat16() -> None:
     """The critic's products lose digits, its distributions stay float32."""
     model = build(precision="bfloat16", learning_starts=1000).learn(30)

@@ -21,9 +21,10 @@ from sb3_cir.baselines.categorical import CategoricalSAC
 from sb3_cir.baselines.flash_sac import FlashReturnScale, FlashSAC, RepeatedNoise, UnitBatchNorm, UnitRMSNorm
 from sb3_cir.baselines.parts import ReturnScale, UnitLinear, normalise_parameters, project
 from sb3_cir.baselines.simba_v2 import LerpBlock, Scaler, SimbaV2, to_sphere
-from sb3_cir.callbacks import Checkpoint
+from sb3_cir.callbacks import Checkpoint, NonFiniteGuard
 from sb3_cir.categorical_cir import CategoricalCIR
 from sb3_cir.methods import METHODS
+from sb3_cir.policies import CIRPolicy
 from sb3_cir.tasks import of_group
 
 ROOT = Path(__file__).parent.parent
@@ -336,12 +337,37 @@ def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
 
 @BOTH
 def test_a_second_run_says_that_the_learning_rate_has_fallen(model_class: type[CategoricalSAC]) -> None:
-    model = build(model_class, gradient_steps=1, learning_starts=10, learning_rate_end=0.0).learn(50)
+    model = build(model_class, gradient_steps=1, learning_starts=10, learning_rate=1.0, learning_rate_end=0.0).learn(50)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.learn(20, reset_num_timesteps=False)
-    with pytest.warns(UserWarning, match="fallen already and stays at 0: it falls over 30 updates .*, and 60 are made"):
-        model.learn(30)
+        build(model_class, decay_timesteps=100).learn(50).learn(50)
+    with pytest.warns(UserWarning, match=r"a learning rate of \S+: it falls over 70 updates from .* of which 60 are made"):
+        model.learn(70)
+
+
+@ALL
+def test_nan_shows_in_the_loss(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
+    """The second of two updates of one call sees an actor that the first has broken; the guard then says so."""
+    updates = dict(sample_reuse=2) if model_class is CategoricalCIR else dict(gradient_steps=2)
+    model = build(model_class, **updates, train_freq=2)
+    update = model._update
+
+    def broken(batch: Any) -> dict[str, th.Tensor]:
+        scalars = update(batch)
+        if model.num_timesteps >= 30:
+            next(model.actor.latent_pi.parameters()).data.fill_(math.nan)
+        return scalars
+
+    model._update = broken
+    with pytest.raises(ValueError, match="nan in train/"):
+        model.learn(60, callback=NonFiniteGuard(tmp_path))
+
+
+@ALL
+def test_a_policy_of_another_algorithm(model_class: type[CategoricalSAC]) -> None:
+    with pytest.raises(ValueError, match=f"policy=CIRPolicy: {model_class.__name__} needs a policy whose critic is"):
+        build(model_class, policy=CIRPolicy)
 
 
 # What is refused, saved, resumed
@@ -357,6 +383,7 @@ def test_a_second_run_says_that_the_learning_rate_has_fallen(model_class: type[C
         (dict(decay_timesteps=0), "decay_timesteps=0: it must be 'auto' or a positive number"),
         (dict(policy_kwargs=dict(n_bins=1)), "n_bins=1: it must be a whole number of at least 2"),
         (dict(policy_kwargs=dict(largest_value=0)), "largest_value=0: it must be positive"),
+        (dict(policy_kwargs=dict(largest_value=math.inf)), "largest_value=inf: it must be positive and finite"),
         (dict(policy_kwargs=dict(net_arch=[8, 16])), "one width for each residual block"),
         (dict(policy_kwargs=dict(net_arch=[])), "one width for each residual block"),
         (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),

@@ -3,6 +3,7 @@ What SimbaV2 and FlashSAC share: SAC with a categorical critic, scaled rewards, 
 that falls. Here it is as SimbaV2 has it; ``flash_sac.py`` says where FlashSAC differs.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
@@ -95,15 +96,23 @@ class CategoricalCritic(ContinuousCritic):
         self.q_network = nn.Sequential(body, head(n_critics, kwargs["net_arch"][-1], n_bins))
         self.register_buffer("bins", th.linspace(-largest_value, largest_value, n_bins), persistent=False)
 
+    def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :return: Features and actions side by side, ``(batch, features_dim + n_actions)``
+        """
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        return th.cat([features, actions], dim=1)
+
     def log_probabilities(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
         :param obs: Observations
         :param actions: ``(batch, n_actions)`` in [-1, 1]
         :return: Logarithm of the probability of each value, ``(n_critics, batch, n_bins)``
         """
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            features = self.extract_features(obs, self.features_extractor)
-        x = th.cat([features, actions], dim=1)
+        x = self.network_input(obs, actions)
         return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2, dtype=th.float32)
 
     def means(self, log_probabilities: th.Tensor) -> th.Tensor:
@@ -184,8 +193,8 @@ class CategoricalPolicy(SACPolicy):
             raise ValueError(f"use_sde=True: {name} has no gSDE, its noise is drawn for each action.")
         if int(n_bins) != n_bins or n_bins < 2:
             raise ValueError(f"n_bins={n_bins}: it must be a whole number of at least 2 (original: 101).")
-        if not largest_value > 0:
-            raise ValueError(f"largest_value={largest_value}: it must be positive (original: 5).")
+        if not 0 < largest_value < math.inf:
+            raise ValueError(f"largest_value={largest_value}: it must be positive and finite (original: 5).")
         check_n_critics(kwargs)
         self.n_bins = int(n_bins)
         self.largest_value = largest_value
@@ -234,6 +243,11 @@ class ScalesRewards(Resumable):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        if not isinstance(self.critic, CategoricalCritic):
+            raise ValueError(
+                f"policy={type(self.policy).__name__}: {type(self).__name__} needs a policy whose critic is a "
+                f"CategoricalCritic, as that of {self.policy_aliases['MlpPolicy'].__name__} is."
+            )
         self.return_scale = self.return_scale_class(self.n_envs, self.gamma, self.critic.largest_value).to(self.device)
 
     def _store_transition(
@@ -332,11 +346,13 @@ class CategoricalSAC(ScalesRewards, SAC):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        if 0 < self._planned_updates() <= self._n_updates:
+        begins_anew = self._n_updates > 0 and self.num_timesteps == 0
+        rate = self._learning_rate(self._n_updates)
+        if begins_anew and self.decay_timesteps == "auto" and rate != self._learning_rate(0):
             warnings.warn(
-                f"The learning rate has fallen already and stays at {self._learning_rate(self._n_updates):g}: it falls over "
-                f"{self._planned_updates():,.0f} updates from the model's first, and {self._n_updates:,} are made. Go on by "
-                "learn(..., reset_num_timesteps=False), or say by decay_timesteps in how many steps it falls.",
+                f"This run begins with a learning rate of {rate:g}: it falls over {self._planned_updates():,.0f} updates from "
+                f"the model's first, of which {self._n_updates:,} are made. Go on by learn(..., reset_num_timesteps=False), "
+                "or say by decay_timesteps in how many steps of all runs it falls.",
                 stacklevel=3,
             )
         return total_timesteps, callback

@@ -92,7 +92,8 @@ def project(probabilities: th.Tensor, values: th.Tensor, largest: float) -> th.T
     """
     n_bins = probabilities.shape[1]
     place = (values.clamp(-largest, largest) + largest) / (2 * largest / (n_bins - 1))
-    lower = place.long()
+    # Where a value is NaN, so are the probabilities: that shows in the loss, and no index is out of bounds.
+    lower = place.nan_to_num().long()
     upper = (lower + 1).clamp(max=n_bins - 1)
     upper_share = place - lower
     projected = th.zeros_like(probabilities)
