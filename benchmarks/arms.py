@@ -12,15 +12,15 @@ import torch as th
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, FlattenExtractor
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.sac.policies import Actor
 
 from sb3_cir import CIR
 from sb3_cir.ablations import CRITICS
-from sb3_cir.baselines.categorical import CategoricalCritic
+from sb3_cir.baselines.categorical import CategoricalCritic, ScalesRewards, cross_entropy
 from sb3_cir.baselines.simba import ObservesWhileActing, RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.buffers import RecencyReplayBuffer
-from sb3_cir.categorical_cir import CategoricalCIR
 from sb3_cir.networks import StackedLinear, UShape
 from sb3_cir.policies import CIRActor, CIRCritic
 from sb3_cir.smr import SMR
@@ -80,6 +80,40 @@ class PartsPolicy(SimbaPolicy):
 
 class PartsCIR(ObservesWhileActing, CIR):
     """CIR on :class:`PartsPolicy`."""
+
+
+class CategoricalCIR(ScalesRewards, PartsCIR):
+    """CIR whose critics give distributions: convex Q-learning mixes those with the smallest and with the largest mean."""
+
+    def _critic_loss(
+        self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None
+    ) -> tuple[th.Tensor, th.Tensor]:
+        target = self._target_distribution(batch, ent_coef, noise)
+        log_probabilities = self.critic.log_probabilities(batch.observations, batch.actions)
+        return cross_entropy(target, log_probabilities), self.critic.means(log_probabilities).T.detach()
+
+    @th.no_grad()
+    def _target_distribution(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None) -> th.Tensor:
+        """
+        ``λ p_min + (1 - λ) p_max`` of the target critics, whose values v became ``r / scale + γ (1 - d) (v - α log π)``, on
+        the grid again.
+
+        :param batch: Sampled transitions
+        :param ent_coef: α
+        :param noise: For the next actions
+        :return: ``(batch, n_bins)``
+        """
+        next_actions, next_log_prob = self._act(batch.next_observations, noise)
+        log_probabilities = self.critic_target.log_probabilities(batch.next_observations, next_actions)
+        means = self.critic.means(log_probabilities)
+        smallest, largest = (
+            self.critic.probabilities_of(which, log_probabilities) for which in (means.argmin(dim=0), means.argmax(dim=0))
+        )
+        mixed = self.convex_coef * smallest + (1 - self.convex_coef) * largest
+        return self._backed_up(mixed, batch._replace(rewards=self.return_scale(batch.rewards)), ent_coef, next_log_prob)
+
+    def _target(self, batch: ReplayBufferSamples, ent_coef: th.Tensor, noise: th.Tensor | None = None) -> th.Tensor:
+        return (self._target_distribution(batch, ent_coef, noise) * self.critic.bins).sum(dim=1, keepdim=True)
 
 
 @dataclass(frozen=True)

@@ -161,18 +161,6 @@ class UShape(nn.Module):
         x = x.expand(self.input.weight.shape[0], *x.shape[-2:])
         return self.squash(self.compress(self.input(x)))
 
-    @th.no_grad()
-    def saturation(self, x: th.Tensor, threshold: float = 0.97) -> th.Tensor:
-        """
-        Share of the constrained input's units that tanh has flattened, where hardly any gradient passes: CIR's own
-        failure mode. With another squash than tanh it says little.
-
-        :param x: As :meth:`constrain` takes it
-        :param threshold: A unit counts as saturated above this absolute value.
-        :return: Scalar in [0, 1]
-        """
-        return (self.constrain(x).abs() > threshold).float().mean()
-
     def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
         """
         End an up-sampling layer with its skip connection.

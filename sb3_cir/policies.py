@@ -83,14 +83,17 @@ class CIRCritic(ContinuousCritic):
 
     def saturation(self, obs: PyTorchObs, actions: th.Tensor, threshold: float = 0.97) -> th.Tensor:
         """
-        Share of units that tanh has flattened, see ``networks.UShape.saturation``.
+        Share of the constrained input's units that tanh has flattened, where hardly any gradient passes: CIR's own
+        failure mode. With another squash than tanh it says little.
 
         :param obs: Observations
         :param actions: ``(batch, n_actions)`` in [-1, 1]
         :param threshold: A unit counts as saturated above this absolute value.
         :return: Scalar in [0, 1]
         """
-        return self.q_network.saturation(self.network_input(obs, actions), threshold)
+        with th.no_grad():
+            constrained = self.q_network.constrain(self.network_input(obs, actions))
+            return (constrained.abs() > threshold).float().mean()
 
 
 class ExactSquashedGaussian(SquashedDiagGaussianDistribution):

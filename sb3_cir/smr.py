@@ -278,13 +278,9 @@ class SMR(Resumable, SAC):
         :param actions: ``(batch, n_actions)`` in [-1, 1]
         :return: ``(batch, n_critics)``
         """
-        with self._autocast():
+        with th.autocast(self.device.type, th.bfloat16, enabled=self.precision == "bfloat16"):
             q_values = th.cat(critic(obs, actions), dim=1)
         return q_values.float()
-
-    def _autocast(self) -> th.autocast:
-        """:return: For the critics' matrix products, what ``precision`` asks for"""
-        return th.autocast(self.device.type, th.bfloat16, enabled=self.precision == "bfloat16")
 
     # What is logged
 

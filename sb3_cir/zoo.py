@@ -174,7 +174,6 @@ def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
     samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    samplers["categorical_cir"], converters["categorical_cir"] = sample_categorical_cir_params, convert_cir_params
     samplers["simba"], converters["simba"] = sample_simba_params, convert_simba_params
     samplers["td7"], converters["td7"] = sample_td7_params, convert_td7_params
     for algo in ALGOS:
@@ -444,34 +443,14 @@ def sample_cir_params(
     sampled = {
         **_sample_usual_params(trial),
         "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
-        **_sample_u_shape(trial, [128, 256, 512]),
+        "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
+        "width": trial.suggest_categorical("width", [128, 256, 512]),
+        "depth": trial.suggest_int("depth", 1, 3),
+        "avg_r_norm_coef": trial.suggest_float("avg_r_norm_coef", 0.01, 1.0, log=True),
     }
     if additional_args["using_her_replay_buffer"]:
         sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
     return _as_arguments(trial, convert_cir_params(sampled))
-
-
-def sample_categorical_cir_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
-    """
-    The search space of categorical CIR for ``-optimize``: CIR's without the mixing of several critics, of which it has one.
-
-    :param trial: The Optuna trial
-    :param n_actions: Size of the action
-    :param n_envs: Number of environments
-    :param additional_args: Not used
-    :return: Arguments for categorical CIR
-    """
-    sampled = _sample_usual_params(trial) | _sample_u_shape(trial, [128, 256, 512, 724])
-    return _as_arguments(trial, convert_cir_params(sampled))
-
-
-def _sample_u_shape(trial: Any, widths: list[int]) -> dict[str, Any]:
-    return {
-        "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
-        "width": trial.suggest_categorical("width", widths),
-        "depth": trial.suggest_int("depth", 1, 3),
-        "avg_r_norm_coef": trial.suggest_float("avg_r_norm_coef", 0.01, 1.0, log=True),
-    }
 
 
 def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:

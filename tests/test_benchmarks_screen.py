@@ -13,7 +13,7 @@ pytest.importorskip("dm_control")
 
 from benchmarks import arms, log, screen
 from benchmarks.__main__ import main
-from sb3_cir.categorical_cir import CategoricalCIR
+from sb3_cir.cir_rsnorm import CIRRSNorm
 from sb3_cir.smr import SMR
 
 TASK = "cartpole-balance"
@@ -35,13 +35,36 @@ def test_arms_exchange_one_part() -> None:
     assert [build(arm).batch_size for arm in ("cir+temp+rsnorm", "cir+temp+rsnorm+batch128")] == [256, 128]
 
 
+@pytest.mark.parametrize("convex_coef", [0.3, 1.0])
+def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
+    model = build("cir+temp+rsnorm+categorical").learn(30)
+    model.convex_coef = convex_coef
+    model.critic_target.q_network[1].bias.data.normal_()  # so that the two critics differ
+    batch, noise, ent_coef = model.replay_buffer.sample(16), th.randn(16, 1), model._ent_coef()
+    batch.dones[3] = 1
+    target = model._target_distribution(batch, ent_coef, noise)
+    th.testing.assert_close(target.sum(dim=1), th.ones(16))
+
+    next_actions, next_log_prob = model._act(batch.next_observations, noise)
+    smallest, largest = model._q_values(model.critic_target, batch.next_observations, next_actions).aminmax(
+        dim=1, keepdim=True
+    )
+    assert (largest - smallest).min() > 1e-3
+    next_value = convex_coef * smallest + (1 - convex_coef) * largest - ent_coef * next_log_prob.reshape(-1, 1)
+    scaled = batch.rewards / model.return_scale.var.add(1e-8).sqrt().float()
+    expected = scaled + (1 - batch.dones) * model.gamma * next_value
+    # The grid's ends cut off what is beyond them, which moves a mean by little.
+    th.testing.assert_close(model._target(batch, ent_coef, noise), expected.detach(), atol=0.15, rtol=0)
+    th.testing.assert_close(model._target(batch, ent_coef, noise)[3], scaled[3])
+
+
 def test_the_recipe_is_its_arm() -> None:
-    """``CategoricalCIR`` by its defaults trains as the arm that was measured, to the last bit."""
-    arm = build("cir+temp+rsnorm+categorical+1critic")
+    """``CIRRSNorm`` by its defaults trains as the arm that was measured, to the last bit."""
+    arm = build("cir+temp+rsnorm")
     arm.learning_starts = 20
     arm.learn(40)
     own = dict(learning_starts=20, buffer_size=50_000, policy_kwargs=dict(net_arch=[8, 8]))
-    recipe = CategoricalCIR("MlpPolicy", screen.make_env(TASK), seed=0, device="cpu", **own).learn(40)
+    recipe = CIRRSNorm("MlpPolicy", screen.make_env(TASK), seed=0, device="cpu", **own).learn(40)
     assert recipe._n_updates == 40
     ours, theirs = recipe.policy.state_dict(), arm.policy.state_dict()
     assert ours.keys() == theirs.keys()

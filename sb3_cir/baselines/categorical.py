@@ -45,7 +45,7 @@ class Encoder(Protocol):
 class Head(Protocol):
     """Makes what follows the body: ``(n_stack, batch, width)`` to ``(n_stack, batch, out_features)``."""
 
-    def __call__(self, n_stack: int, width: int, out_features: int, /) -> nn.Module: ...
+    def __call__(self, n_stack: int, width: int, out_features: int) -> nn.Module: ...
 
 
 class StackActor(CIRActor):
@@ -96,24 +96,16 @@ class CategoricalCritic(ContinuousCritic):
         self.q_network = nn.Sequential(body, head(n_critics, kwargs["net_arch"][-1], n_bins))
         self.register_buffer("bins", th.linspace(-largest_value, largest_value, n_bins), persistent=False)
 
-    def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
-        """
-        :param obs: Observations
-        :param actions: ``(batch, n_actions)`` in [-1, 1]
-        :return: Features and actions side by side, ``(batch, features_dim + n_actions)``
-        """
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            features = self.extract_features(obs, self.features_extractor)
-        return th.cat([features, actions], dim=1)
-
     def log_probabilities(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
         :param obs: Observations
         :param actions: ``(batch, n_actions)`` in [-1, 1]
         :return: Logarithm of the probability of each value, ``(n_critics, batch, n_bins)``
         """
-        x = self.network_input(obs, actions)
-        return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2, dtype=th.float32)
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        x = th.cat([features, actions], dim=1)
+        return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2)
 
     def means(self, log_probabilities: th.Tensor) -> th.Tensor:
         """
@@ -214,12 +206,12 @@ class CategoricalPolicy(SACPolicy):
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
-        return self.actor_class(**kwargs, encoder=self.encoder, head=self.head).to(self.device)
+        return self.actor_class(**kwargs, encoder=type(self).encoder, head=type(self).head).to(self.device)
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         kwargs = self._update_features_extractor(self.critic_kwargs, features_extractor)
         kwargs |= dict(n_bins=self.n_bins, largest_value=self.largest_value)
-        return CategoricalCritic(**kwargs, encoder=self.encoder, head=self.head).to(self.device)
+        return CategoricalCritic(**kwargs, encoder=type(self).encoder, head=type(self).head).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

@@ -242,7 +242,34 @@ class SimbaQuantileCritic(SimbaCritic):
         return th.stack(super().forward(obs, actions), dim=1)
 
 
-class SimbaPolicy(SACPolicy):
+class NormalizesObservations(SACPolicy):
+    """
+    For a policy, to stand before it: observations go through :class:`RSNorm`, one for actor, critics and target critics.
+
+    :param features_extractor_class: What observations go through
+    :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
+    :raises ValueError: If statistics would not be shared.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        features_extractor_class: type[BaseFeaturesExtractor] = RSNorm,
+        share_features_extractor: bool = True,
+        **kwargs: Any,
+    ):
+        if features_extractor_class is RSNorm and not share_features_extractor:
+            raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
+        own = dict(features_extractor_class=features_extractor_class, share_features_extractor=share_features_extractor)
+        super().__init__(*args, **kwargs | own)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        super()._build(lr_schedule)
+        if isinstance(self.actor.features_extractor, RSNorm):
+            self.critic_target.features_extractor = self.actor.features_extractor
+
+
+class SimbaPolicy(NormalizesObservations):
     """
     SimBa's network for SAC, and with ``n_quantiles`` for sb3-contrib's TQC: ``SAC(SimbaPolicy, env)``,
     ``TQC(SimbaPolicy, env, policy_kwargs=dict(n_quantiles=25))``. The learning rate is the algorithm's; SimBa's is 1e-4.
@@ -253,12 +280,9 @@ class SimbaPolicy(SACPolicy):
     :param net_arch: ``dict(pi=[...], qf=[...])``: for actor and critics the width of each residual block (equal in each
         list). Default: the original's ``dict(pi=[128], qf=[512, 512])``.
     :param n_quantiles: Number of quantiles of each critic, for TQC
-    :param features_extractor_class: What observations go through. One object serves actor, critics and target critics when
-        it is :class:`RSNorm`.
     :param optimizer_class: AdamW
     :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=0.01)``, on all parameters, as the original's.
-    :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
-    :param kwargs: What else SB3's ``SACPolicy`` takes
+    :param kwargs: What else :class:`NormalizesObservations` and SB3's ``SACPolicy`` take
     :raises ValueError: If a list of ``net_arch`` is empty or unequal, if there is no critic, or if statistics would not be
         shared.
     """
@@ -271,14 +295,10 @@ class SimbaPolicy(SACPolicy):
         net_arch: list[int] | dict[str, list[int]] | None = None,
         *,
         n_quantiles: int | None = None,
-        features_extractor_class: type[BaseFeaturesExtractor] = RSNorm,
         optimizer_class: type[th.optim.Optimizer] = th.optim.AdamW,
         optimizer_kwargs: dict[str, Any] | None = None,
-        share_features_extractor: bool = True,
         **kwargs: Any,
     ):
-        if features_extractor_class is RSNorm and not share_features_extractor:
-            raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
         check_n_critics(kwargs)
         self.n_quantiles = n_quantiles
         super().__init__(
@@ -286,17 +306,13 @@ class SimbaPolicy(SACPolicy):
             action_space,
             lr_schedule,
             dict(pi=[128], qf=[512, 512]) if net_arch is None else net_arch,
-            features_extractor_class=features_extractor_class,
             optimizer_class=optimizer_class,
             optimizer_kwargs=dict(weight_decay=1e-2) if optimizer_kwargs is None else optimizer_kwargs,
-            share_features_extractor=share_features_extractor,
             **kwargs,
         )
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
-        if isinstance(self.actor.features_extractor, RSNorm):
-            self.critic_target.features_extractor = self.actor.features_extractor
         # Only train() puts it into training mode, where batches may move the statistics.
         self.set_training_mode(False)
 

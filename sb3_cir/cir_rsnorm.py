@@ -1,0 +1,64 @@
+"""CIR for hard tasks: with SimBa's temperature, and observations normalised by running statistics."""
+
+from typing import Any, ClassVar
+
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.sac.policies import SACPolicy
+
+from sb3_cir.baselines.simba import HorizonDefaults, NormalizesObservations, ObservesWhileActing
+from sb3_cir.cir import CIR
+from sb3_cir.policies import CIRPolicy, ForImages
+
+
+class RSNormPolicy(NormalizesObservations, CIRPolicy):
+    """
+    :class:`~sb3_cir.policies.CIRPolicy`, with the same arguments, on observations that are normalised as SimBa's are. It needs
+    :class:`CIRRSNorm`: no other algorithm counts observations.
+    """
+
+
+class RSNormCnnPolicy(ForImages, RSNormPolicy):
+    """:class:`RSNormPolicy` for images: ``NatureCNN`` in the place of RSNorm."""
+
+
+class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
+    """
+    CIR with two things that SimBa and what came after it have in common. Networks and update are :class:`CIR`'s.
+
+    - The temperature begins at 0.01, towards an entropy of minus half a nat for each action. CIR's own begins at 1, towards
+      minus one nat, so that entropy is most of what the critics learn at first where there are many actions.
+    - Observations are normalised by running statistics (RSNorm), which are saved with the policy.
+
+    This is no method of the paper. What is known of it stands under "Hard tasks" in ``benchmarks/README.md``.
+
+    Arguments not named here are CIR's, by keyword.
+
+    :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy" or a policy class
+    :param env: The environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: For actor, critics and temperature
+    :param gamma: Discount, or "auto" for SimBa's, from the environment's time limit
+    :param ent_coef: Temperature, learned from 0.01 on
+    :param target_entropy: "auto" is minus HALF the number of actions
+    :param kwargs: What else CIR takes
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": RSNormPolicy,
+        "CnnPolicy": RSNormCnnPolicy,
+        "MultiInputPolicy": RSNormPolicy,
+    }
+
+    def __init__(
+        self,
+        policy: str | type[SACPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        *,
+        gamma: float | str = 0.99,
+        ent_coef: str | float = "auto_0.01",
+        target_entropy: str | float = "auto",
+        **kwargs: Any,
+    ):
+        kwargs |= dict(gamma=gamma, ent_coef=ent_coef, target_entropy=target_entropy)
+        super().__init__(policy, env, learning_rate, **kwargs)

@@ -1,0 +1,140 @@
+"""CIR with SimBa's temperature and RSNorm. That it is the arm that was measured is in the screen's test."""
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from small import small
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb3_cir import CIR
+from sb3_cir.callbacks import Checkpoint
+from sb3_cir.cir_rsnorm import CIRRSNorm
+
+
+class Shifted(gym.Env):
+    """Observations far from 0, in a Box, a Dict or an image; every episode has 8 steps."""
+
+    action_space = spaces.Box(-1, 1, (2,))
+
+    def __init__(self, space: spaces.Space | None = None):
+        self.observation_space = spaces.Box(-100, 100, (3,)) if space is None else space
+
+    def _observe(self) -> Any:
+        if not isinstance(self.observation_space, spaces.Box) or self.observation_space.dtype == np.uint8:
+            return self.observation_space.sample()
+        return (50 + 3 * self.np_random.normal(size=3)).astype(np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        return self._observe(), float(action[0]), False, self.steps == 8, {}
+
+
+def build(env: Any = None, **kwargs: Any) -> CIRRSNorm:
+    return small(Shifted() if env is None else env, model_class=CIRRSNorm, **kwargs)
+
+
+def test_differs_from_cir_in_two_things() -> None:
+    """The temperature, and what observations go through."""
+    ours, cir = build(), small(Shifted())
+    assert (ours._ent_coef().item(), ours.target_entropy) == (pytest.approx(0.01), -1.0)
+    assert (cir._ent_coef().item(), cir.target_entropy) == (1.0, -2.0)
+    for name in ("learning_rate", "sample_reuse", "convex_coef", "gamma", "tau", "batch_size", "precision", "compile"):
+        assert getattr(ours, name) == getattr(cir, name), name
+    assert repr(ours.critic.q_network) == repr(cir.critic.q_network)
+    assert repr(ours.actor.latent_pi) == repr(cir.actor.latent_pi)
+    obs, actions = th.randn(4, 3), th.rand(4, 2)
+    ours.policy.load_state_dict(cir.policy.state_dict(), strict=False)
+    # Nothing was counted yet: the mean is 0 and the variance 1.
+    th.testing.assert_close(ours.critic(obs, actions), cir.critic(obs, actions))
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_observations_are_normalised(n_envs: int) -> None:
+    """By the statistics of every observation that was acted on, which actor, critics and target critics share."""
+    model = build(DummyVecEnv([Shifted] * n_envs)).learn(60)
+    norm = model.actor.features_extractor
+    assert norm is model.critic.features_extractor is model.critic_target.features_extractor
+    assert norm.count == 60
+    observations = model.replay_buffer.observations[: 60 // n_envs].reshape(-1, 3)
+    np.testing.assert_allclose(norm.mean, observations.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(norm.var, observations.var(axis=0), rtol=1e-4)
+    with th.no_grad():
+        assert norm(th.as_tensor(observations)).abs().mean() < 1.5
+    before = norm.count.clone()
+    model.predict(observations)
+    assert norm.count == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "space"),
+    [
+        ("MultiInputPolicy", spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(3))),
+        ("CnnPolicy", spaces.Box(0, 255, (36, 36, 3), np.uint8)),
+    ],
+)
+def test_dicts_and_images(policy: str, space: spaces.Space) -> None:
+    model = build(Shifted(space), policy=policy).learn(30)
+    assert model._n_updates == 20
+    if policy == "MultiInputPolicy":
+        assert model.actor.features_extractor.mean.shape == (5,)
+        assert model.actor.features_extractor.count == 30
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    model = build(gamma=0.9, policy_kwargs=dict(avg_r_norm_coef=0.4)).learn(40)
+    model.save(tmp_path / "model")
+    loaded = CIRRSNorm.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
+    ours, theirs = model.policy.state_dict(), loaded.policy.state_dict()
+    assert all(th.equal(value, theirs[name]) for name, value in ours.items())
+    assert loaded.actor.features_extractor is loaded.critic_target.features_extractor
+    assert loaded.actor.features_extractor.count == 40
+    assert (loaded.gamma, loaded.target_entropy, loaded.policy.avg_r_norm_coef) == (0.9, -1.0, 0.4)
+    observations = np.full((3, 3), 50, np.float32)
+    np.testing.assert_array_equal(*(each.predict(observations, deterministic=True)[0] for each in (model, loaded)))
+    loaded.learn(30, reset_num_timesteps=False)
+    assert loaded.actor.features_extractor.count == 70
+    with pytest.raises(ValueError, match="CIRRSNorm"):
+        CIR.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
+
+
+class PowerError(Exception):
+    """It fails, and takes the process with it."""
+
+
+class Stop(BaseCallback):
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= 75:
+            raise PowerError
+        return True
+
+
+def test_resumed_to_the_bit(tmp_path: Path) -> None:
+    def callback(name: str) -> Checkpoint:
+        return Checkpoint(30, tmp_path / name, restart_episodes=True)
+
+    whole = build().learn(120, callback=callback("whole"))
+    with pytest.raises(PowerError):
+        build().learn(120, callback=[callback("killed"), Stop()])
+    model = CIRRSNorm.resume(tmp_path / "killed", Shifted(), device="cpu")
+    assert model.num_timesteps == 60
+    model.learn(120, callback=callback("killed"))
+    ours, theirs = whole.policy.state_dict(), model.policy.state_dict()
+    assert all(th.equal(value, theirs[name]) for name, value in ours.items())
+    assert th.equal(whole.log_ent_coef, model.log_ent_coef)
+
+
+def test_statistics_must_be_shared() -> None:
+    with pytest.raises(ValueError, match="share_features_extractor=False: actor and critics must share the statistics"):
+        build(policy_kwargs=dict(share_features_extractor=False))
