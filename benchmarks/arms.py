@@ -82,7 +82,7 @@ class PartsCIR(ObservesWhileActing, CIR):
     """CIR on :class:`PartsPolicy`."""
 
 
-class CategoricalCIR(ScalesRewards, PartsCIR):
+class PartsCategoricalCIR(ScalesRewards, PartsCIR):
     """CIR whose critics give distributions: convex Q-learning mixes those with the smallest and with the largest mean."""
 
     def _critic_loss(
@@ -171,7 +171,7 @@ def _base(parts: dict[str, Any] | None = None, algorithm: type[SMR] = PartsCIR, 
 
 
 def _categorical(**parts: Any) -> Arm:
-    return _base(dict(categorical=True) | parts, CategoricalCIR)
+    return _base(dict(categorical=True) | parts, PartsCategoricalCIR)
 
 
 ARMS: dict[str, Arm] = {

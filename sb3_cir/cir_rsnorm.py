@@ -37,10 +37,9 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature
-    :param gamma: Discount, or "auto" for SimBa's, from the environment's time limit
     :param ent_coef: Temperature, learned from 0.01 on
-    :param target_entropy: "auto" is minus HALF the number of actions
-    :param kwargs: What else CIR takes
+    :param kwargs: What else CIR takes. ``target_entropy="auto"``, the default, is minus HALF the number of actions, and
+        ``gamma="auto"`` is SimBa's discount, from the environment's time limit.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -55,10 +54,7 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
         env: GymEnv | str,
         learning_rate: float | Schedule = 3e-4,
         *,
-        gamma: float | str = 0.99,
         ent_coef: str | float = "auto_0.01",
-        target_entropy: str | float = "auto",
         **kwargs: Any,
     ):
-        kwargs |= dict(gamma=gamma, ent_coef=ent_coef, target_entropy=target_entropy)
-        super().__init__(policy, env, learning_rate, **kwargs)
+        super().__init__(policy, env, learning_rate, ent_coef=ent_coef, **kwargs)

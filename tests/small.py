@@ -4,6 +4,7 @@ from typing import Any
 
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir import CIR
@@ -24,3 +25,20 @@ def weights(model: BaseAlgorithm) -> dict[str, th.Tensor]:
 def changed(before: dict[str, th.Tensor], model: BaseAlgorithm) -> set[str]:
     """Names of the parameters that are not what they were."""
     return {name for name, parameter in weights(model).items() if not th.equal(parameter, before[name])}
+
+
+class PowerError(Exception):
+    """It fails, and takes the process with it."""
+
+
+class PowerCut(BaseCallback):
+    """Ends a run by :class:`PowerError` at a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= self.step:
+            raise PowerError
+        return True

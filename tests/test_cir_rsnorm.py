@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from small import small
-from stable_baselines3.common.callbacks import BaseCallback
+from small import PowerCut, PowerError, small
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_cir import CIR
@@ -109,24 +108,13 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         CIR.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
 
 
-class PowerError(Exception):
-    """It fails, and takes the process with it."""
-
-
-class Stop(BaseCallback):
-    def _on_step(self) -> bool:
-        if self.num_timesteps >= 75:
-            raise PowerError
-        return True
-
-
 def test_resumed_to_the_bit(tmp_path: Path) -> None:
     def callback(name: str) -> Checkpoint:
         return Checkpoint(30, tmp_path / name, restart_episodes=True)
 
     whole = build().learn(120, callback=callback("whole"))
     with pytest.raises(PowerError):
-        build().learn(120, callback=[callback("killed"), Stop()])
+        build().learn(120, callback=[callback("killed"), PowerCut(75)])
     model = CIRRSNorm.resume(tmp_path / "killed", Shifted(), device="cpu")
     assert model.num_timesteps == 60
     model.learn(120, callback=callback("killed"))

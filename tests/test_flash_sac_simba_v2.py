@@ -12,7 +12,7 @@ import pytest
 import torch as th
 import yaml
 from gymnasium import spaces
-from small import small
+from small import PowerCut, PowerError, small
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -461,24 +461,13 @@ def test_loaded_with_other_environments(model_class: type[CategoricalSAC], trust
     assert other.return_scale.returns.tolist() == [0]
 
 
-class PowerError(Exception):
-    """It fails, and takes the process with it."""
-
-
-class Stop(BaseCallback):
-    def _on_step(self) -> bool:
-        if self.num_timesteps >= 75:
-            raise PowerError
-        return True
-
-
 @BOTH
 def test_resumed_to_the_bit(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
     """In the midst of noise that is kept, between two updates of the actor, with two environments."""
     make = lambda: build(model_class, DummyVecEnv([Walk] * 2))  # noqa: E731
     whole = make().learn(120, callback=Checkpoint(30, tmp_path / "whole", restart_episodes=True))
     with pytest.raises(PowerError):
-        make().learn(120, callback=[Checkpoint(30, tmp_path / "killed", restart_episodes=True), Stop()])
+        make().learn(120, callback=[Checkpoint(30, tmp_path / "killed", restart_episodes=True), PowerCut(75)])
     th.manual_seed(1), np.random.seed(1)
     model = model_class.resume(tmp_path / "killed", DummyVecEnv([Walk] * 2), device="cpu")
     assert model.num_timesteps == 60

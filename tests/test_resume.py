@@ -21,7 +21,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib import TQC, CrossQ
-from small import small
+from small import PowerError, small
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import (
@@ -145,10 +145,6 @@ class Stop(BaseCallback):
 
     def _on_step(self) -> bool:
         return True
-
-
-class PowerError(Exception):
-    """It fails, and takes the process with it."""
 
 
 def everything(model: CIR) -> dict[str, Any]:
