@@ -145,7 +145,7 @@ class Arm:
         parts: dict[str, Any] = own | dict(weight_decay=0.01 if from_simba else 0.0) | self.parts
         parts["net_arch"] = dict(pi=[128] if parts["actor_body"] == "simba" else [width] * 2, qf=[width] * 2)
         # The same number of updates for all: SimBa's own warm-up is twice as long.
-        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, compile=False)
+        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000)
         if from_simba:
             arguments["episodic"] = False  # no task of the screen ends by itself
         if self.entropy_per_action is not None:

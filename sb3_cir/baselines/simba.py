@@ -396,8 +396,9 @@ class ObservesWhileActing(SAC):
 
     def _sample_action(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
         # Only learning comes here, once a step: predict() does not.
-        assert self._last_obs is not None
-        observe(self.actor, self.policy.obs_to_tensor(self._last_obs)[0])
+        if isinstance(self.actor.features_extractor, RSNorm):
+            assert self._last_obs is not None
+            observe(self.actor, self.policy.obs_to_tensor(self._last_obs)[0])
         return super()._sample_action(*args, **kwargs)
 
 
