@@ -1,4 +1,4 @@
-# The first of these that fits; another one: make PYTHON=python3.13
+# The first of these that fits; another one: make PYTHON=python3.12. dm_control does not install on later ones.
 TRIED := python3.11 python3.12 python3 python
 FITS := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
 PYTHON ?= $(shell for name in $(TRIED); do $$name -c '$(FITS)' 2>/dev/null && { echo $$name; break; }; done)
@@ -10,7 +10,7 @@ EXTRAS := dev,docs,benchmarks,dmc
 help:
 	@echo "make install     the environment, .venv, with everything that the other targets need"
 	@echo "make demo        trains CIR on cartpole-balance in minutes, then shows return, learning curve and a video"
-	@echo "make demo-paper  the same with the paper's networks: a quarter of an hour"
+	@echo "make demo-paper  the same with the paper's networks: 10 to 15 minutes"
 	@echo "make test        the tests; make test-all adds the slow ones; make check runs ruff and mypy"
 	@echo "make docs        the documentation, in docs/_build/html"
 	@echo "make dist        sdist and wheel, in dist/"
@@ -28,10 +28,10 @@ install: .venv/installed
 	@touch $@
 
 demo: install
-	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m benchmarks demo
 
 demo-paper: install
-	@$(BIN)/python -m benchmarks.demo --paper
+	@$(BIN)/python -m benchmarks demo --paper
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"

@@ -4,7 +4,12 @@ import argparse
 import importlib
 import sys
 
+from gymnasium.error import Error as GymnasiumError
+
+from sb3_cir.extras import install_hint
+
 COMMANDS = {
+    "demo": "train CIR on cartpole-balance in minutes, draw what it learns, film it",
     "run": "train every method on every task of a suite with several seeds",
     "keep": "copy learning runs into one small file, with commit, command and processor",
     "report": "tables, figures and a page from logs",
@@ -28,17 +33,20 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m benchmarks", description="CIR's benchmarks. Each command has a --help of its own."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
-    for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        # Its module is imported when it is asked for and not before.
-        if name in arguments[:1]:
-            importlib.import_module(f"benchmarks.{name}").add_arguments(command)
-    options = parser.parse_args(arguments)
     try:
+        for name, summary in COMMANDS.items():
+            command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+            # Its module is imported when it is asked for and not before.
+            if name in arguments[:1]:
+                importlib.import_module(f"benchmarks.{name}").add_arguments(command)
+        options = parser.parse_args(arguments)
         return int(importlib.import_module(f"benchmarks.{options.command}").main(options))
-    except (ValueError, FileNotFoundError, ImportError) as error:
-        print(f"{parser.prog} {options.command}: {error}", file=sys.stderr)
-        return 2
+    except ModuleNotFoundError as error:
+        problem = f"{error}. The benchmarks need more than the package: {install_hint('benchmarks')}"
+    except (ValueError, OSError, ImportError, GymnasiumError) as error:
+        problem = str(error)
+    print(f"{parser.prog} {arguments[0]}: {problem}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

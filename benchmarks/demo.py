@@ -18,6 +18,7 @@ import matplotlib
 import numpy as np
 from stable_baselines3.common.evaluation import evaluate_policy
 
+from benchmarks.arguments import folder, not_negative
 from benchmarks.preset import SMALL
 from sb3_cir import CIR, envs
 from sb3_cir.methods import as_zoo_params
@@ -39,7 +40,8 @@ class Size(NamedTuple):
     :param steps: Of the agent
     :param learning_starts: Random steps among them
     :param params: CIR's arguments, beside its defaults
-    :param takes: For people, measured (see "The demo" in benchmarks/README.md)
+    :param takes: For people: of the small one measured ("The demo" in benchmarks/README.md), of the paper's from what a train
+        call costs there ("Speed")
     """
 
     steps: int
@@ -50,7 +52,7 @@ class Size(NamedTuple):
 
 SIZES = {
     "small": Size(5_000, SMALL["learning_starts"], SMALL, "4 to 5 minutes on 2 cores, and less than a minute more to film it"),
-    "paper": Size(5_000, 2_500, {}, "about 10 minutes on 2 cores, and is the first fiftieth of the paper's training"),
+    "paper": Size(5_000, 2_500, {}, "10 to 15 minutes on 2 cores, and is the first fiftieth of the paper's training"),
 }
 EVAL_EVERY = 500
 
@@ -102,25 +104,38 @@ def film(out: Path, video: Path) -> bool:
     return False
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train, evaluate, draw, film."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.split("\n\n")[0])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """
+    Add the command's options.
+
+    :param parser: Gets them
+    """
     parser.add_argument("--paper", action="store_true", help="the paper's networks")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the training (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder, emptied first (default: demo)")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--seed", type=not_negative, default=0, help="seed of the training (default: %(default)s)")
+    parser.add_argument("--out", type=folder, default=Path("demo"), help="folder of runs, curve and video (default: demo)")
+
+
+def main(options: argparse.Namespace) -> int:
+    """
+    Train, evaluate, draw, film.
+
+    :param options: See :func:`add_arguments`
+    :return: 0, or 1 if training failed
+    """
     size, out = SIZES["paper" if options.paper else "small"], options.out
     print(f"CIR learns to balance a pole on a cart: {size.steps:,} steps. This takes {size.takes}.", flush=True)
     began, processor = time.perf_counter(), sum(os.times()[:4])
 
-    shutil.rmtree(out, ignore_errors=True)
     evaluation = ["--eval-freq", str(EVAL_EVERY), "--eval-episodes", "3", "--verbose", "0", "-P"]
     if size.params:
         # With so small networks a second thread only waits for the first.
         evaluation += ["--num-threads", "1", "-params", *as_zoo_params(size.params)]
     if run_zoo("train", out, "--seed", str(options.seed), "-n", str(size.steps), *evaluation) != 0:
-        sys.exit("Training failed; what it printed above says why.")
-    run = out / "logs" / "cir" / "dm_control-cartpole-balance-v0_1"
+        print("Training failed; what it printed above says why.", file=sys.stderr)
+        return 1
+    # RL Zoo numbers the runs that a folder has.
+    runs = (out / "logs" / "cir").glob("dm_control-cartpole-balance-v0_*")
+    run = max(runs, key=lambda each: int(each.name.rpartition("_")[2]))
 
     for label, name in (("At the end", "dm_control-cartpole-balance-v0"), ("The best agent", "best_model")):
         model = CIR.load(run / f"{name}.zip", buffer_size=1)
@@ -132,7 +147,4 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"Video: {out / 'video.mp4'}" if film(out, out / "video.mp4") else NO_VIDEO)
     seconds, processor = time.perf_counter() - began, sum(os.times()[:4]) - processor
     print(f"That took {seconds:.0f} s, and {processor:.0f} s of processor time.")
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -40,6 +40,7 @@ from rich.progress import track
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
+from benchmarks.arguments import not_negative
 from benchmarks.reliability import Numbered, small_model
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
@@ -1182,10 +1183,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     :param parser: Gets them
     """
-    parser.add_argument("--random", type=int, default=200, help="how many with random bytes altered (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of those (default: %(default)s)")
+    parser.add_argument(
+        "--random", type=not_negative, default=200, help="how many with random bytes altered (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=not_negative, default=0, help="of those (default: %(default)s)")
     parser.add_argument("--only", help="those alone whose source and name have this in them")
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="the so-manieth of so many parts (default: all)")
+    parser.add_argument(
+        "--part",
+        type=not_negative,
+        nargs=2,
+        default=(0, 1),
+        metavar=("I", "N"),
+        help="part I of N, from 0 to N - 1 (default: all)",
+    )
     parser.add_argument("--show", nargs="+", choices=OUTCOMES, default=list(OUTCOMES[3:]), help="outcomes to print one by one")
 
 
@@ -1196,9 +1206,14 @@ def main(options: argparse.Namespace) -> int:
     """
     if not Path("/proc/self/statm").exists():
         raise FileNotFoundError("/proc: the limits need Linux.")
+    part, parts = options.part
+    if part >= parts:
+        raise ValueError(f"--part {part} {parts}: the parts are 0 to {parts - 1}.")
     th.set_num_threads(1)
     chosen = [each for each in variants(options.random, options.seed) if (options.only or "") in f"{each.source}: {each.name}"]
-    chosen = chosen[options.part[0] :: options.part[1]]
+    if not chosen:
+        raise ValueError(f"--only {options.only}: no variant has that in its source and name.")
+    chosen = chosen[part::parts]
     counts: dict[str, collections.Counter[str]] = {}
     bad = 0
     with tempfile.TemporaryDirectory() as name:

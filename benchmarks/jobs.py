@@ -21,7 +21,7 @@ from sb3_cir.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
-# A checkpoint holds the whole replay buffer, so it is not made at every evaluation.
+# A checkpoint holds the whole replay buffer, so it is not made at every evaluation. This many in a run, or nearly.
 CHECKPOINTS = 20
 
 
@@ -88,10 +88,13 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.budget > 0:
-            raise ValueError(f"--budget {self.budget}: it must be positive.")
+        if not 0 < self.budget < math.inf:
+            raise ValueError(f"--budget {self.budget}: it must be positive and finite.")
         if self.eval_every is not None and self.eval_every < 1:
             raise ValueError(f"--eval-every {self.eval_every}: it must be at least 1.")
+        for word in self.params:
+            if not word.partition(":")[1]:
+                raise ValueError(f"--params {word}: it must be name:value, such as learning_rate:1e-3.")
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,11 @@ class Job:
             "action_repeat": self.action_repeat,
             "total_steps": self.agent_steps,
         }
-        # With episodes that begin anew a job that was killed has the rows of one that was not.
+        # With episodes that begin anew a job that was killed has the rows of one that was not. Between evaluations, whose
+        # intervals are whole episodes on dm_control, it would cut episodes that are whole without checkpoints.
+        n_evaluations = self.agent_steps // self.eval_every
         saver = {
-            "every": math.ceil(self.agent_steps / CHECKPOINTS),
+            "every": self.eval_every * max(1, round(n_evaluations / CHECKPOINTS)),
             "folder": str(self.checkpoints),
             "restart_episodes": True,
         }
@@ -261,7 +266,11 @@ class Job:
         manifest = self.folder / "manifest.json"
         if not manifest.exists():
             return
-        before, now = json.loads(manifest.read_text())["settings"], self.settings_line()
+        try:
+            before = json.loads(manifest.read_text())["settings"]
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{manifest} is damaged ({error}): take another --out, or remove {self.folder}.") from error
+        now = self.settings_line()
         if before != now:
             changed = "\n".join(f"  {line}" for line in _differences(before, now))
             raise ValueError(f"{self.folder} was made with other settings: take another --out, or remove it.\n{changed}")

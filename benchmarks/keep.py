@@ -37,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
     """
     :param options: See :func:`add_arguments`
     :return: 0
-    :raises ValueError: If it is not known of which commit a run is.
+    :raises ValueError: If there are no runs, or if it is not known of which commit one is.
     """
     found = log.load(options.results)
     for note in found.notes:
@@ -47,6 +47,8 @@ def main(options: argparse.Namespace) -> int:
         run = runs.setdefault(key, dict(zip(log.RUN, key, strict=True)))
         if "commit" not in run:  # RL Zoo's
             run |= {"commit": _commit_of(run, options.commit), "processor": processor()}
+    if not runs:
+        raise ValueError("there are no runs in what was named.")
     n_runs, n_rows = add(options.out, rows, list(runs.values()))
     print(f"{options.out}: {n_runs} runs, {n_rows} rows")
     return 0
@@ -63,6 +65,19 @@ def how_made(threads: int, out: Path) -> dict[str, Any]:
     command = ["python", "-m", "benchmarks", *("OUT" if word == str(out) else word for word in sys.argv[1:])]
     cpu = f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
     return dict(commit=log.commit_of(checkout()), processor=cpu, versions=versions(), command=shlex.join(command))
+
+
+def check(path: Path) -> None:
+    """
+    Before hours of training: whether :func:`add` will be able to put their rows there.
+
+    :param path: The CSV file, which need not exist
+    :raises ValueError: If it is something else.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: name a file.")
+    if path.exists():
+        log.load([path])
 
 
 def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int, int]:

@@ -25,12 +25,14 @@ import json
 import os
 import re
 import warnings
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from benchmarks import zoo_log
 from sb3_cir.methods import of_log
@@ -38,6 +40,7 @@ from sb3_cir.tasks import TASKS
 
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
 RUN = ["exp_name", "env_name", "seed"]
+_NUMBERS = dict.fromkeys(("seed", "env_step", "value"), float)
 RETURN, SECONDS, UPDATES = "avg_return", "seconds", "updates"
 
 _TASK_NAMES = {name.lower().replace("-", "_"): name for name in TASKS}
@@ -103,24 +106,47 @@ def load(paths: Iterable[str | Path]) -> Log:
     :param paths: Files and folders
     :return: What is in them
     :raises FileNotFoundError: If there is no such path.
-    :raises ValueError: If a named file is no log, or if there is no log in a named folder.
+    :raises ValueError: If a named file is no log or is damaged, or if there is no log in a named folder. A damaged one in a
+        folder is left out, with a note: RL Zoo writes its own anew at each evaluation, and a run may be killed there.
     """
     files: dict[Path, Path] = {}
     notes: list[str] = []
+    named = set()
     for path in map(Path, paths):
         found = [path] if path.is_file() else _logs_in(path, notes)
         files |= {file.resolve(): file for file in found}
-    tables, runs = [pd.DataFrame(columns=COLUMNS)], []
+        named |= {path} & set(found)
+    tables, runs = [pd.DataFrame(columns=COLUMNS).astype(_NUMBERS)], []
     for file in files.values():
-        if file.name == zoo_log.FILE:
-            rows, run = zoo_log.read(file)
-            tables.append(pd.DataFrame(rows, columns=COLUMNS))
-            runs.append(run)
+        try:
+            table, made = _read_any(file)
+        except ValueError as error:
+            if file in named or len(files) == 1:
+                raise
+            notes.append(f"Left out: {error}")
         else:
-            tables.append(_read_file(file))
-            runs += _runs_of(file)
+            tables.append(table)
+            runs += made
     filled = [table for table in tables if len(table)] or tables[:1]
     return Log(_tidy(pd.concat(filled, ignore_index=True), notes), runs, notes)
+
+
+def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+    """
+    :param file: A log, ours or RL Zoo's
+    :return: Its rows, and how its runs were made
+    :raises ValueError: If it is no log, or damaged.
+    """
+    if file.name != zoo_log.FILE and not _is_log(file):
+        raise ValueError(f"{str(file)!r} is no log: its first line must name the columns {', '.join(COLUMNS)}.")
+    try:
+        if file.name == zoo_log.FILE:
+            rows, run = zoo_log.read(file)
+            return pd.DataFrame(rows, columns=COLUMNS).astype(_NUMBERS), [run]
+        return _read_file(file), _runs_of(file)
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, yaml.YAMLError) as error:
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{str(file)!r} cannot be read ({problem}).") from error
 
 
 def task_of_log(name: str) -> str:
@@ -143,7 +169,7 @@ def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
     whole = rows.notna().all(axis=1)
     if not whole.all():
         notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing in them.")
-    rows = rows[whole].astype({"seed": float, "env_step": float, "value": float})
+    rows = rows[whole]
     rows = rows.assign(
         exp_name=rows.exp_name.map({name: of_log(name) for name in rows.exp_name.unique()}),
         env_name=rows.env_name.map({name: task_of_log(name) for name in rows.env_name.unique()}),
@@ -202,15 +228,16 @@ def _is_log(file: Path) -> bool:
 
 
 def _read_file(file: Path) -> pd.DataFrame:
-    if not _is_log(file):
-        raise ValueError(f"{str(file)!r} is no log: its first line must name the columns {', '.join(COLUMNS)}.")
     types = {"exp_name": str, "env_name": str, "metric": str}
-    return pd.read_csv(file, usecols=COLUMNS, dtype=types, skiprows=len(_comments(file)))[COLUMNS]
+    table = pd.read_csv(file, usecols=COLUMNS, dtype=types, skiprows=len(_comments(file)))[COLUMNS]
+    return table.astype(_NUMBERS)
 
 
 def _runs_of(file: Path) -> list[dict[str, Any]]:
     """From the comments of a file that was kept, or from the manifest beside a job's rows."""
     kept = [json.loads(line[1:]) for line in _comments(file) if line.startswith("# {")]
+    if nameless := [run for run in kept if not set(RUN) <= set(run)]:
+        raise KeyError(f"a comment lacks {', '.join(set(RUN) - set(nameless[0]))}")
     manifest = file.with_name("manifest.json")
     if kept or not manifest.exists():
         return kept

@@ -20,6 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks import keep, log
+from benchmarks.arguments import not_negative, positive
 from benchmarks.preset import SMALL
 from sb3_cir import CIR, datasets
 from sb3_cir.buffers import SymmetricReplayBuffer
@@ -31,7 +32,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "cir; recorded first": dict(learning_starts=0),
     "cir; half recorded": dict(learning_starts=0, replay_buffer_class=SymmetricReplayBuffer),
 }
-DEFAULT = Path("benchmarks/results/prefill.csv")
+# Not the published one, in benchmarks/results, whose runs of the same names would be replaced.
+DEFAULT = Path("prefill/prefill.csv")
 
 
 class Returns(BaseCallback):
@@ -122,12 +124,14 @@ def table(rows: pd.DataFrame) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: Gets this command's arguments"""
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--steps", type=int, default=1_500, help="of each model (default: %(default)s)")
-    parser.add_argument("--recorder-steps", type=int, default=2_000, help="of the one that records (default: %(default)s)")
-    parser.add_argument("--transitions", type=int, default=10_000, help="to record (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=250, help="steps between two evaluations (default: %(default)s)")
-    parser.add_argument("--episodes", type=int, default=10, help="for each evaluation (default: %(default)s)")
+    parser.add_argument("--seeds", nargs="+", type=not_negative, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--steps", type=positive, default=1_500, help="of each model (default: %(default)s)")
+    parser.add_argument(
+        "--recorder-steps", type=positive, default=2_000, help="of the one that records (default: %(default)s)"
+    )
+    parser.add_argument("--transitions", type=positive, default=10_000, help="to record (default: %(default)s)")
+    parser.add_argument("--every", type=positive, default=250, help="steps between two evaluations (default: %(default)s)")
+    parser.add_argument("--episodes", type=positive, default=10, help="for each evaluation (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=DEFAULT, help="the log that gets the runs (default: %(default)s)")
 
 
@@ -135,8 +139,10 @@ def main(options: argparse.Namespace) -> int:
     """
     :param options: See :func:`add_arguments`
     :return: 0
+    :raises ValueError: If ``--out`` is something else than such a log.
     """
     th.set_num_threads(1)
+    keep.check(options.out)
     made = keep.how_made(1, options.out)
     with tempfile.TemporaryDirectory() as place:
         recorder = make(RECORDER_SEED).learn(options.recorder_steps)

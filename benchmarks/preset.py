@@ -20,6 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks import keep, log
+from benchmarks.arguments import not_negative, positive
 from sb3_cir import CIR, envs
 from sb3_cir.tasks import action_repeat
 
@@ -38,7 +39,8 @@ COLOURS = ("#c44e52", "#4c72b0")
 TASKS = ("Pendulum-v1", "dm_control/cartpole-balance-v0", "dm_control/walker-walk-v0", "HalfCheetah-v5")
 # A metric beside those of every log: seconds of training by the processor's clock, without evaluations.
 PROCESSOR_SECONDS = "processor_seconds"
-DEFAULT = Path("benchmarks/results/preset.csv")
+# Not the published one, in benchmarks/results, whose runs of the same names would be replaced.
+DEFAULT = Path("preset/preset.csv")
 
 
 class Clock(BaseCallback):
@@ -127,10 +129,10 @@ def draw(rows: pd.DataFrame, picture: Path) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: Gets this command's arguments"""
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), metavar="ID", help=f"default: {' '.join(TASKS)}")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="default: 0 1 2")
+    parser.add_argument("--seeds", nargs="+", type=not_negative, default=[0, 1, 2], help="default: 0 1 2")
     parser.add_argument("--minutes", type=float, default=5, help="of training, by the processor's clock (default: 5)")
-    parser.add_argument("--evaluations", type=int, default=10, help="for each run (default: 10)")
-    parser.add_argument("--episodes", type=int, default=5, help="for each evaluation (default: 5)")
+    parser.add_argument("--evaluations", type=positive, default=10, help="for each run (default: 10)")
+    parser.add_argument("--episodes", type=positive, default=5, help="for each evaluation (default: 5)")
     parser.add_argument("--out", type=Path, default=DEFAULT, help=f"the log that gets the runs (default: {DEFAULT})")
     parser.add_argument("--figure", type=Path, help="only draw what the log holds, to this PNG")
 
@@ -139,12 +141,14 @@ def main(options: argparse.Namespace) -> int:
     """
     :param options: The command's
     :return: Exit status
+    :raises ValueError: If ``--out`` is something else than such a log.
     """
     if options.figure:
         draw(log.read([options.out]), options.figure)
         print(options.figure)
         return 0
     th.set_num_threads(1)
+    keep.check(options.out)
     made = keep.how_made(1, options.out)
     for task, seed, method in product(options.tasks, options.seeds, METHODS):
         print(f"{method} on {task}, seed {seed}: {options.minutes:g} minutes of processor time", flush=True)

@@ -32,6 +32,7 @@ from rich.progress import Progress, track
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
+from benchmarks.arguments import positive
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.runs.files import checkpoints
@@ -460,8 +461,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     :param parser: Gets them
     """
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=list(CHECKS), help="which checks (default: all)")
-    parser.add_argument("--kills", type=int, default=100, help="how often a run is killed (default: %(default)s)")
-    parser.add_argument("--soak", type=int, default=100_000, help="steps of the long run (default: %(default)s)")
+    parser.add_argument("--kills", type=positive, default=100, help="how often a run is killed (default: %(default)s)")
+    parser.add_argument("--soak", type=positive, default=100_000, help="steps of the long run (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments to kill at (default: %(default)s)")
 
 

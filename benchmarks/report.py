@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks import figures, log, tables
+from benchmarks.arguments import folder, positive
 from benchmarks.run import git_commit
 from benchmarks.scores import PAPER, Entry, paper_numbers
 from benchmarks.selection import Selection, select
@@ -48,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reference", nargs="+", type=Path, default=[], help="other people's logs to show beside them")
     parser.add_argument("--suite", required=True, choices=list(SUITES), metavar="SUITE", help=f"one of {', '.join(SUITES)}")
-    parser.add_argument("--out", type=Path, help="folder of the report (default: only print the aggregates)")
+    parser.add_argument("--out", type=folder, help="folder of the report (default: only print the aggregates)")
     parser.add_argument("--methods", nargs="+", help="only these, e.g. cir sac cir:cdq")
     parser.add_argument(
         "--budget", type=float, default=1.0, help="leave out what lies beyond this fraction of the paper's steps"
     )
     parser.add_argument("--format", choices=["markdown", "json"], default="markdown", help="how to print the aggregates")
-    parser.add_argument("--reps", type=int, default=2000, help="bootstrap replications (default: %(default)s)")
+    parser.add_argument("--reps", type=positive, default=2000, help="bootstrap replications (default: %(default)s)")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import importlib.metadata
 import itertools
 import json
 import logging
+import math
 import os
 import platform
 import shlex
@@ -30,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import log, rate
+from benchmarks.arguments import folder
 from benchmarks.jobs import ROOT, Job, Settings, method, rates
 from benchmarks.progress import View
 from benchmarks.suites import SUITES, suite
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tasks", nargs="+", help="only these tasks of the suite")
     parser.add_argument("--seeds", type=int, default=10, help="how many; they are 0, 1, ... (default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=folder, required=True, help="folder of the results")
     parser.add_argument("--budget", type=float, default=1.0, help="fraction of the paper's steps (default: %(default)s)")
     parser.add_argument("--eval-every", type=int, help="steps of the simulator between evaluations (default: the paper's)")
     parser.add_argument(
@@ -113,6 +115,9 @@ def grid(options: argparse.Namespace) -> list[Job]:
         raise ValueError(f"--tasks {unknown[0]}: suite {chosen.name} has {', '.join(tasks)}.")
     if options.seeds < 1:
         raise ValueError(f"--seeds {options.seeds}: it must be at least 1.")
+    for name, share in (("--cpus-per-job", options.cpus_per_job), ("--gpus-per-job", options.gpus_per_job)):
+        if not 0 <= share < math.inf:
+            raise ValueError(f"{name} {share}: it must be finite and at least 0.")
     settings = Settings(
         options.budget,
         options.eval_every,

@@ -26,6 +26,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from stable_baselines3.sac.policies import Actor
 
 from benchmarks import keep, log
+from benchmarks.arguments import folder, not_negative, positive
 from benchmarks.arms import ARMS
 from sb3_cir import envs
 from sb3_cir.callbacks import Checkpoint
@@ -201,19 +202,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     parser.add_argument("--arm", required=True, choices=list(ARMS), metavar="ARM", help=f"one of {', '.join(ARMS)}")
     parser.add_argument("--task", default="dog-stand", help="a task of dm_control (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--width", type=int, default=512, help="of critic and actor (default: the paper's, %(default)s)")
-    parser.add_argument("--steps", type=int, default=12_500, help="of the agent, two of the simulator (default: %(default)s)")
-    parser.add_argument("--every", type=int, default=1_250, help="steps between two looks (default: %(default)s)")
-    parser.add_argument("--eval-every", type=int, default=6_250, help="steps between two evaluations (default: %(default)s)")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--seed", type=not_negative, default=0)
+    parser.add_argument("--width", type=positive, default=512, help="of critic and actor (default: the paper's, %(default)s)")
+    parser.add_argument(
+        "--steps", type=positive, default=12_500, help="of the agent, two of the simulator (default: %(default)s)"
+    )
+    parser.add_argument("--every", type=positive, default=1_250, help="steps between two looks (default: %(default)s)")
+    parser.add_argument(
+        "--eval-every", type=positive, default=6_250, help="steps between two evaluations (default: %(default)s)"
+    )
+    parser.add_argument("--out", type=folder, required=True, help="folder of the results")
 
 
 def main(options: argparse.Namespace) -> int:
     """
     :param options: See :func:`add_arguments`
     :return: 0
+    :raises ValueError: If it would evaluate where it does not look.
     """
+    if options.eval_every % options.every:
+        raise ValueError(f"--eval-every {options.eval_every}: it must be a multiple of --every, which is {options.every}.")
     th.set_num_threads(1)
     th.set_flush_denormal(True)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks import figures
+from benchmarks.arguments import folder, positive
 from benchmarks.run import processor
 from sb3_cir import CIR, envs, methods
 from sb3_cir.baselines import TD7
@@ -66,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", nargs="*", choices=PEERS, default=PEERS, help="other methods to measure (default: all)")
     parser.add_argument("--authors", type=Path, metavar="PATH", help="a checkout of the authors' code, to run beside ours")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--threads", type=int, default=th.get_num_threads(), help="of torch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=12, help="of each measurement, interleaved (default: %(default)s)")
+    parser.add_argument("--threads", type=positive, default=th.get_num_threads(), help="of torch (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=12, help="of each measurement, interleaved (default: %(default)s)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="what to print (default: table)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to put the figure of how cost grows")
+    parser.add_argument("--out", type=folder, metavar="FOLDER", help="where to put the figure of how cost grows")
 
 
 def main(options: argparse.Namespace) -> int:

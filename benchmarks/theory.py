@@ -7,13 +7,13 @@ a narrower reading only, the line has the counter-example. Theorems are those of
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks import figures
+from benchmarks.arguments import folder, not_negative
 from benchmarks.report import Page, how_it_was_made
 
 GAMMA = 0.9
@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     :param parser: Gets them
     """
-    parser.add_argument("--out", type=Path, required=True, help="folder of the figures and the page")
-    parser.add_argument("--seed", type=int, default=0, help="of the random chains (default: %(default)s)")
+    parser.add_argument("--out", type=folder, required=True, help="folder of the figures and the page")
+    parser.add_argument("--seed", type=not_negative, default=0, help="of the random chains (default: %(default)s)")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ pytest.importorskip("ray", reason="needs the extra benchmarks")
 pytest.importorskip("rich", reason="needs the extra benchmarks")
 
 from benchmarks import demo
+from benchmarks.__main__ import main
 
 
 @pytest.mark.slow
@@ -16,7 +17,11 @@ def test_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     params = dict(learning_starts=20, policy_kwargs=dict(net_arch=[8, 8]))
     monkeypatch.setattr(demo, "SIZES", {"small": demo.Size(60, 20, params, "seconds")})
     monkeypatch.setattr(demo, "EVAL_EVERY", 30)
-    demo.main(["--out", str(tmp_path / "demo")])
+    mine = tmp_path / "demo" / "mine.txt"
+    mine.parent.mkdir()
+    mine.touch()
+    assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
+    assert mine.exists()
     assert (tmp_path / "demo" / "learning_curve.png").is_file()
     said = capsys.readouterr().out
     assert "At the end: return" in said

@@ -232,3 +232,38 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         log.write(path, rows(2))
     assert path.read_text() == before
+
+
+@pytest.mark.parametrize("broken", [b"", b"PK\x03\x04 cut", b"\x93NUMPY"])
+def test_a_damaged_evaluation_of_rl_zoo_is_left_out_of_a_folder_with_a_note(tmp_path, broken):
+    log.write(tmp_path / "own.csv", rows(1))
+    run_folder = tmp_path / "Pendulum-v1_1"
+    run_folder.mkdir()
+    zoo_run(run_folder)
+    (run_folder / "evaluations.npz").write_bytes(broken)
+    found = log.load([tmp_path])
+    assert set(found.rows.seed) == {1}
+    assert any("evaluations.npz' cannot be read" in note for note in found.notes)
+    with pytest.raises(ValueError, match=r"evaluations\.npz' cannot be read"):
+        log.load([run_folder / "evaluations.npz"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exp_name,env_name,seed,metric,env_step,value\ncir,dog-run,0,avg_return,many,1\n",
+        "# {broken\nexp_name,env_name,seed,metric,env_step,value\n",
+        '# {"exp_name": "cir"}\nexp_name,env_name,seed,metric,env_step,value\n',
+    ],
+)
+def test_an_error_names_the_damaged_file(tmp_path, text):
+    (tmp_path / "theirs.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"theirs\.csv' cannot be read"):
+        log.load([tmp_path / "theirs.csv"])
+
+
+def test_keep_refuses_a_log_without_runs(tmp_path, capsys):
+    (tmp_path / "empty.csv").write_text(",".join(log.COLUMNS) + "\n")
+    assert main(["keep", str(tmp_path / "empty.csv"), "--out", str(tmp_path / "kept.csv")]) == 2
+    assert "no runs" in capsys.readouterr().err
+    assert not (tmp_path / "kept.csv").exists()

@@ -1,6 +1,7 @@
 """The grid runner: jobs as zoo commands, the recorder in a training run, and Ray with workers and drivers that are killed."""
 
 import argparse
+import ast
 import contextlib
 import importlib.util
 import json
@@ -23,6 +24,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 
 from benchmarks import log, run
+from benchmarks.__main__ import main
 from benchmarks.jobs import ROOT, Job, Settings, method
 from benchmarks.recorder import Recorder
 from benchmarks.suites import suite, task
@@ -108,6 +110,9 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
         (["--budget", "0"], "--budget 0"),
         (["--seeds", "0"], "--seeds 0"),
         (["--eval-every", "0"], "--eval-every 0"),
+        (["--budget", "inf"], "--budget inf"),
+        (["--cpus-per-job", "inf"], "--cpus-per-job inf"),
+        (["--params", "learning_rate=1e-3"], "--params learning_rate=1e-3: it must be name:value"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, more, says):
@@ -349,3 +354,45 @@ def test_a_cluster_of_two_nodes(tmp_path):
     finally:
         cluster.shutdown()
     check_finished(tmp_path)
+
+
+def test_checkpoints_are_made_at_evaluations(tmp_path):
+    """Where one restarts an episode that dm_control would have gone on with, training is not RL Zoo's."""
+    short = Job(method("cir"), task("cartpole-balance"), 0, tmp_path, Settings(0.05))
+    whole = Job(method("cir"), task("cartpole-balance"), 0, tmp_path)
+    assert (short.eval_every, _checkpoint_every(short), _checkpoint_every(whole)) == (2_500, 2_500, 12_500)
+
+
+def _checkpoint_every(each):
+    (callback,) = (word for word in each.command() if word.startswith("callback:"))
+    return ast.literal_eval(callback.partition(":")[2])[1]["sb3_cir.callbacks.Checkpoint"]["every"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1"])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    each = job(tmp_path)
+    each.folder.mkdir(parents=True)
+    (each.folder / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest\.json is damaged"):
+        each.check_settings()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["theory", "--out", "FILE"], "FILE is a file"),
+        (["speed", "--rounds", "0"], "--rounds: 0: it must be at least 1"),
+        (["screen", "--arm", "cir", "--every", "2", "--eval-every", "3", "--out", "x"], "multiple of --every"),
+        (["hostile", "--part", "8", "8"], "the parts are 0 to 7"),
+        (["hostile", "--only", "no such variant"], "no variant"),
+        (["preset", "--out", "."], ". is a folder"),
+        (["prefill", "--seeds", "-1"], "--seeds: -1: it must be at least 0"),
+    ],
+)
+def test_other_commands_refuse_bad_options_before_they_measure(tmp_path, monkeypatch, capsys, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    with contextlib.suppress(SystemExit):  # argparse's own way
+        assert main(words) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["FILE"]
