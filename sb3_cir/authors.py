@@ -12,7 +12,6 @@ of the alphabet. The columns of the first layer are put into the order of the en
 """
 
 import argparse
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def read(path: str | Path) -> dict[str, th.Tensor]:
     files.read_regular(Path(path), 1)  # no pipe, no device
     try:
         found = th.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # what is no such file can fail in any way
         first = str(error).strip().splitlines()
         raise ValueError(f"{path}: these are no weights that can be read ({short(first[0] if first else error)}).") from error
     if isinstance(found, dict) and all(isinstance(name, str) for name in found):
@@ -49,6 +48,12 @@ def read(path: str | Path) -> dict[str, th.Tensor]:
     if not isinstance(found, dict) or list(found) != KEYS or not all(isinstance(each, th.Tensor) for each in found.values()):
         has = list(found) if isinstance(found, dict) else type(found).__name__
         raise ValueError(f"{path} has {short(has)}; an actor of CIR's authors has {', '.join(KEYS)}.")
+    for name, value in found.items():
+        dimensions = 2 if name.endswith("weight") else 1
+        if value.dim() != dimensions or value.layout != th.strided or not value.is_floating_point():
+            raise ValueError(
+                f"{path}: its {name} is a {value.type()} of {value.dim()} dimensions, {dimensions} dense ones were expected."
+            )
     return found
 
 
@@ -76,9 +81,11 @@ def model(weights: Mapping[str, th.Tensor], env: gym.Env[Any, Any] | str, **kwar
     :param env: The environment that it acts in; or its id, for one in the paper's protocol
     :param kwargs: More of :class:`~sb3_cir.cir.CIR`'s arguments
     :return: A model with this actor and new critics
-    :raises ValueError: If the actor's sizes are not the environment's, or a weight is not finite.
+    :raises ValueError: If the actor's sizes are not the environment's, if a weight is not finite, or if actions are no Box.
     """
     env = paper_protocol(gym.make(env)) if isinstance(env, str) else env
+    if not isinstance(env.action_space, gym.spaces.Box):
+        raise ValueError(f"The environment's action_space is {env.action_space}: CIR's actors are for a Box of actions.")
     first, second, last = (weights[f"{PREFIX}{layer}.weight"] for layer in LAYERS)
     made = CIR("MlpPolicy", env, policy_kwargs=dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512])), **kwargs)
     actor = made.actor

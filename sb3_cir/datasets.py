@@ -9,7 +9,7 @@ Transitions that somebody recorded, into the replay buffer of a model that is to
 An episode of T steps has
 
 - ``observations``, ``(T + 1, ...)``: the last one is what the last step led to. Dict observations are one array for each
-  entry, ``observations/<name>``;
+  entry, ``observations/<name>``. Images may have their channels last, as environments give them, or first;
 - ``actions``, ``(T, ...)``, in the environment's own units;
 - ``rewards``, ``terminations`` and ``truncations``, ``(T,)``. Only the last step may be either: a termination is the task's
   own end, after which nothing is earned, a truncation is a time limit's, after which more would have been.
@@ -20,22 +20,24 @@ An episode of T steps has
 import copy
 import importlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.vec_env import VecTransposeImage
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir.buffers import DeviceReplayBuffer, cut_off
 from sb3_cir.extras import install_hint
 from sb3_cir.runs import rows
 from sb3_cir.runs.files import short
+from sb3_cir.runs.watch import LARGEST, TAKES
 
 COLUMNS = ("actions", "rewards", "terminations", "truncations")
 # Columns of replay buffers in which an episode's end is marked, in transitions before it too
@@ -57,7 +59,7 @@ class Episode:
     columns: dict[str, np.ndarray]
 
     def __len__(self) -> int:
-        return len(self.columns["rewards"])
+        return len(np.atleast_1d(self.columns["rewards"]))
 
 
 def fill(model: OffPolicyAlgorithm, source: Any) -> int:
@@ -68,8 +70,8 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     :param model: A model; its ``learning_starts`` counts its own steps alone.
     :param source: A folder of ``.npz`` episodes; or the id of a Minari dataset on this machine, its folder, or the dataset
     :return: How many transitions were added. All are checked before the first one is: nothing of a failed call stays.
-    :raises ValueError: If spaces differ, if an episode is damaged or not finite, if there is no room, or if the buffer keeps
-        what no episode has.
+    :raises ValueError: If spaces differ, if an episode is damaged or has numbers that the buffer cannot hold, if there is no
+        room, or if the buffer keeps what no episode has.
     :raises FileNotFoundError: If there is neither such a folder nor such a dataset.
     :raises ImportError: If a Minari dataset is asked for and Minari is not installed.
     """
@@ -80,7 +82,8 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
         raise ValueError(
             "copy_info_dict=True: recorded episodes have no infos, from which rewards of new goals could be made."
         )
-    episodes = list(_read_folder(Path(source)) if _is_folder(source) else _read_minari(source, model))
+    read = _read_folder(Path(source)) if _is_folder(source) else _read_minari(source, model)
+    episodes = [_channels_first(episode, model) for episode in read]
     for episode in episodes:
         _check(episode, model)
     dealt: list[list[Episode]] = [[] for _ in range(buffer.n_envs)]
@@ -135,13 +138,14 @@ def _read_minari(source: Any, model: OffPolicyAlgorithm) -> Iterator[Episode]:
     except Exception as error:  # a damaged file can fail in any way
         raise ValueError(f"{name}: this Minari dataset cannot be read ({short(str(error))}).") from error
     for index, episode in enumerate(recorded):
-        observations = episode.observations
+        what, observations = f"episode {index} of {name}", episode.observations
         if flat is not None:
+            _check_entries(what, "observations", observations, len(episode.rewards), flat)
             steps = range(len(episode.rewards) + 1)
             observations = np.stack([np.asarray(spaces.flatten(flat, _at(observations, step))) for step in steps])
         named = observations if isinstance(observations, dict) else {"": observations}
         yield Episode(
-            f"episode {index} of {name}",
+            what,
             {f"observations/{key}" if key else "observations": np.asarray(value) for key, value in named.items()},
             {column: np.asarray(getattr(episode, column)) for column in COLUMNS},
         )
@@ -156,15 +160,19 @@ def _load_minari(name: str) -> Any:
         ) from error
     try:
         return minari.MinariDataset(Path(name, "data")) if Path(name, "data").is_dir() else minari.load_dataset(name)
-    except (FileNotFoundError, ValueError, gym.error.Error) as error:
+    except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{name} is neither a folder nor a Minari dataset on this machine: `minari list local` shows those that are here, "
             f"`minari download {name}` fetches one."
         ) from error
+    except Exception as error:  # damaged metadata can fail in any way
+        raise ValueError(f"{short(name)}: this Minari dataset cannot be read ({short(str(error))}).") from error
 
 
 def _at(value: Any, step: int) -> Any:
-    return {key: _at(entry, step) for key, entry in value.items()} if isinstance(value, dict) else value[step]
+    if isinstance(value, dict):
+        return {key: _at(entry, step) for key, entry in value.items()}
+    return tuple(_at(entry, step) for entry in value) if isinstance(value, tuple) else value[step]
 
 
 def _is_flattened(dataset: Any, model: OffPolicyAlgorithm) -> bool:
@@ -188,6 +196,8 @@ def _shapes(space: spaces.Space[Any]) -> Any:
     """What two observation spaces must have in common: bounds and kinds of number may differ, as float64 and float32 do."""
     if isinstance(space, spaces.Dict):
         return {name: _shapes(entry) for name, entry in space.spaces.items()}
+    if isinstance(space, spaces.Box) and is_image_space(space) and not is_image_space_channels_first(space):
+        space = VecTransposeImage.transpose_space(space)
     return space.shape if isinstance(space, spaces.Box) else space
 
 
@@ -204,18 +214,23 @@ def _flattened(space: spaces.Dict, model: OffPolicyAlgorithm) -> spaces.Dict:
     :param space: A dataset's observations
     :param model: A model whose environment flattens them
     :return: The same with its entries in the order of the environment's: those of a file are sorted by name.
+    :raises ValueError: If this order cannot be known.
     """
-    env = next(iter(getattr(model.env, "envs", [])), None)
+    names = (
+        f"The dataset's observations are named {', '.join(space.spaces)}. In which order they stand in the model's one vector"
+    )
+    if model.env is None:
+        raise ValueError(f"{names} cannot be seen without its environment: pass one by set_env().")
+    if not hasattr(model.env, "envs"):
+        raise ValueError(
+            f"{names} cannot be seen in other processes: fill a model with a DummyVecEnv, and save its replay buffer."
+        )
+    env = model.env.envs[0]
     while env is not None:
-        if isinstance(env.observation_space, spaces.Dict) and env.observation_space.spaces.keys() == space.spaces.keys():
+        if isinstance(env.observation_space, spaces.Dict) and _shapes(env.observation_space) == _shapes(space):
             return env.observation_space
         env = getattr(env, "env", None)
-    if env is None and not hasattr(model.env, "envs"):
-        raise ValueError(
-            f"The dataset's observations are named {', '.join(space.spaces)}. In which order the environments put them into "
-            "one vector cannot be seen in other processes: fill a model with a DummyVecEnv, and save its replay buffer."
-        )
-    return space
+    raise ValueError(f"{names} cannot be known: none of its environments has these names with these shapes.")
 
 
 def _spaces(model: OffPolicyAlgorithm) -> dict[str, spaces.Space[Any]]:
@@ -223,6 +238,17 @@ def _spaces(model: OffPolicyAlgorithm) -> dict[str, spaces.Space[Any]]:
     if isinstance(space, spaces.Dict):
         return {f"observations/{key}": entry for key, entry in space.spaces.items()}
     return {"observations": space}
+
+
+def _channels_first(episode: Episode, model: OffPolicyAlgorithm) -> Episode:
+    """:return: The same with images as the model has them: SB3 puts the channels of an environment's images first."""
+    observations = dict(episode.observations)
+    for name, space in _spaces(model).items():
+        if name in observations and isinstance(space, spaces.Box) and is_image_space(space):
+            channels_last = (*space.shape[1:], space.shape[0])
+            if observations[name].shape[1:] == channels_last != space.shape:
+                observations[name] = np.moveaxis(observations[name], -1, 1)
+    return replace(episode, observations=observations)
 
 
 def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
@@ -233,30 +259,68 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
     """
     assert isinstance(model.action_space, spaces.Box)
     what, length, known = episode.what, len(episode), _spaces(model)
+    for name in COLUMNS[1:]:  # which the others are as long as
+        _check_array(what, name, episode.columns[name], length)
     if episode.observations.keys() != known.keys():
         raise ValueError(f"{what} has {', '.join(episode.observations)}, the model {', '.join(known)}.")
-    expected = {name: (length + 1, *(space.shape or ())) for name, space in known.items()}
-    expected |= {"actions": (length, *(model.action_space.shape or ()))} | dict.fromkeys(COLUMNS[1:], (length,))
-    arrays = episode.observations | episode.columns
-    for name, array in arrays.items():
-        if array.shape != expected[name] or array.dtype.kind not in "biuf":
-            space = known.get(name, model.action_space if name == "actions" else "a number for each step")
-            raise ValueError(
-                f"{what}: {name} are {array.dtype} of shape {array.shape}, {expected[name]} was expected: "
-                f"{length} steps, and the model has {space}."
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"{what}: {name} have {array[~np.isfinite(array)][0]} in them.")
+    for name, space in known.items():
+        _check_array(what, name, episode.observations[name], length, space)
+    actions, low, high = episode.columns["actions"], model.action_space.low, model.action_space.high
+    _check_array(what, "actions", actions, length, model.action_space)
     for name in ("terminations", "truncations"):
         early = np.flatnonzero(episode.columns[name][:-1])
         if len(early):
             raise ValueError(f"{what}: {name} are true at step {early[0]} of {length}, before the end of the episode.")
-    actions, low, high = episode.columns["actions"], model.action_space.low, model.action_space.high
     outside = (actions < low - 1e-4) | (actions > high + 1e-4)
     if outside.any():
         raise ValueError(
             f"{what}: actions have {actions[outside][0]} in them, the model's action_space is {model.action_space}."
         )
+
+
+def _check_entries(what: str, name: str, value: Any, length: int, space: spaces.Space[Any]) -> None:
+    """As :func:`_check_array`, for all entries of a space that is going to be flattened."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            _check_entries(what, f"{name}/{key}", value[key], length, entry)
+    else:
+        _check_array(what, name, np.asarray(value), length, space)
+
+
+def _check_array(what: str, name: str, array: np.ndarray, length: int, space: spaces.Space[Any] | None = None) -> None:
+    """
+    :param what: The episode
+    :param name: What the array is in it
+    :param array: Something of each step
+    :param length: How many steps there are
+    :param space: Of what space it is; None for one number of any kind
+    :raises ValueError: If it is of another shape or kind, or if the replay buffer would make another number of one in it.
+    """
+    expected = (length + name.startswith("observations"), *((space and space.shape) or ()))
+    if array.shape != expected or array.dtype.kind not in "biuf":
+        raise ValueError(
+            f"{what}: {name} are {array.dtype} of shape {array.shape}, {expected} was expected: {length} steps, "
+            f"and the model has {space or 'a number for each'}."
+        )
+    if space is not None and array.dtype.kind not in TAKES[np.dtype(space.dtype).kind]:
+        raise ValueError(f"{what}: {name} are {array.dtype}, and the model has {space}, which takes whole numbers.")
+    low, high = (np.broadcast_to(limit, array.shape) for limit in _limits(space))
+    outside = ~((array >= low) & (array <= high))  # NaN too
+    if outside.any():
+        allowed = f"{low[outside][0]} to {high[outside][0]}"
+        raise ValueError(f"{what}: {name} have {array[outside][0]} in them, where {allowed} is allowed.")
+
+
+def _limits(space: spaces.Space[Any] | None) -> tuple[Any, Any]:
+    """What can be stored. That is all of float32 where a space is of floats: few environments keep to the bounds of those."""
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        return space.start, space.start + count - 1
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 1
+    if isinstance(space, spaces.Box) and space.dtype.kind != "f":
+        return space.low, space.high
+    return -np.float64(LARGEST), np.float64(LARGEST)
 
 
 # Adding

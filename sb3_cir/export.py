@@ -4,6 +4,7 @@ A trained policy as one file that runs without this package, on a robot for inst
     python -m sb3_cir.export model.zip policy.onnx --vecnormalize normalization.safetensors
 
 The file takes observations as the environment gives them and returns deterministic actions as the environment takes them.
+Only the channels of images come first, as SB3 puts them before the policy: ``(batch, channels, height, width)``.
 The normalisation of observations is in it, the network, the squashing, and the scaling to the action's bounds. Each time, it
 is compared with ``model.predict`` before it is written.
 
@@ -27,6 +28,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
@@ -126,13 +128,13 @@ def description(model: BaseAlgorithm, normalizer: VecNormalize | None) -> dict[s
     """
     :param model: A model
     :param normalizer: What normalised its observations, if anything did
-    :return: What the file says of itself: names, shapes (without the batch) and dtypes, and the bounds of actions
+    :return: What the file says of itself: names, shapes (without the batch), dtypes, axes of images, and the bounds of actions
     """
     space = model.action_space
     assert isinstance(space, spaces.Box)
     return {
         "inputs": [
-            {"name": name, "shape": list(each.shape or ()), "dtype": np.dtype(each.dtype).name}
+            {"name": name, "shape": list(each.shape or ()), "dtype": np.dtype(each.dtype).name} | _layout(each)
             for name, each in inputs(model.observation_space).items()
         ],
         "output": {
@@ -148,12 +150,19 @@ def description(model: BaseAlgorithm, normalizer: VecNormalize | None) -> dict[s
     }
 
 
+def _layout(space: spaces.Space[Any]) -> dict[str, str]:
+    """What the axes of an image are: a policy's need not be the environment's."""
+    if isinstance(space, spaces.Box) and is_image_space(space):
+        return {"axes": "channels, height, width" if is_image_space_channels_first(space) else "height, width, channels"}
+    return {}
+
+
 def export(model: BaseAlgorithm, path: str | Path, normalizer: VecNormalize | None = None) -> float:
     """
     Write a policy to a file. Nothing is written if it computes anything else than ``model.predict(..., deterministic=True)``.
 
     :param model: A model with continuous actions, on the CPU
-    :param path: The file; its suffix is one of :data:`FORMATS`.
+    :param path: The file; its suffix is one of :data:`FORMATS`. Folders are made.
     :param normalizer: What normalised its observations while it learned. Default: the model's environment's, if it has one
     :return: The largest difference from ``model.predict`` over random observations, in units of half the action's range, or
         in the action's own where that is less than 1
@@ -182,6 +191,7 @@ def export(model: BaseAlgorithm, path: str | Path, normalizer: VecNormalize | No
             f"policy ({type(model.policy).__name__}, {_extractor(module)}) depends on more than the observation, or decides "
             "by the numbers in it. Nothing was written."
         )
+    path.parent.mkdir(parents=True, exist_ok=True)
     files.write_whole(path, traced.content)
     return difference
 
@@ -269,6 +279,8 @@ def _to_onnx(module: DeterministicPolicy, example: tuple[th.Tensor, ...], note: 
     except ImportError as error:
         raise ImportError(f"To write ONNX needs {error.name}: {install_hint('export')}") from error
     names = list(module.names)
+    if ACTION in names:
+        raise ValueError(f"An entry of the observations is called {ACTION!r}, as the output is: ONNX cannot have both.")
     program = th.onnx.export(
         _exported(module, example), (), input_names=names, output_names=[ACTION], dynamo=True, verbose=False
     )
@@ -335,7 +347,9 @@ def load(path: str | Path, algo: str | None = None, trusted: bool = False) -> Ba
         algo = next((name for name, kind in kinds.items() if kind.__name__ == said), None)
     if algo not in kinds:
         raise ValueError(f"{path} does not say of which algorithm it is: pass --algo with one of {', '.join(kinds)}.")
-    model: BaseAlgorithm = kinds[algo].load(path, device="cpu", trusted=trusted, buffer_size=1)
+    # Without the replay buffer that it learned with: HER's needs an environment.
+    plain: dict[str, Any] = dict(buffer_size=1, replay_buffer_class=None, replay_buffer_kwargs={}, optimize_memory_usage=False)
+    model: BaseAlgorithm = kinds[algo].load(path, device="cpu", trusted=trusted, **plain)
     return model
 
 

@@ -10,6 +10,7 @@ Any off-policy algorithm of Stable-Baselines3 learns from both with the pair of 
 The model's own environment is the source. The protocol is ODRL's (https://arxiv.org/abs/2410.20750), online in both domains.
 """
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_cir.buffers import ReplayBufferPair, join
+from sb3_cir.buffers import ReplayBufferPair, cut_off, join
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 
@@ -112,6 +113,12 @@ def _one_row(observation: Any) -> Any:
 EnvMaker = str | Callable[[], gym.Env[Any, Any]]
 
 
+def _maker(spec: EnvSpec, without: str = "") -> EnvMaker:
+    """What makes an environment again, with its arguments and its time limit, but without its wrappers and its pictures."""
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in ("render_mode", without)}
+    return functools.partial(gym.make, dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=()))
+
+
 class OffDynamicsCallback(BaseCallback):
     """
     Steps the target domain while the model learns, and evaluates in both domains.
@@ -119,7 +126,8 @@ class OffDynamicsCallback(BaseCallback):
     Every ``target_freq`` steps in the source, over all its environments, the target takes one step with the policy as it is
     then: uniformly random before ``learning_starts``, without ``action_noise`` after it. It has one environment, with
     episodes of its own. ``VecNormalize`` around the source normalises the target too, by the source's statistics. Other
-    wrappers are not repeated: pass ``target`` and ``source`` with them.
+    wrappers are not repeated: pass ``target`` and ``source`` with them. A domain that is made by default has the arguments of
+    the model's environment, and its time limit.
 
     Logs ``rollout/target_ep_rew_mean``, ``rollout/target_ep_len_mean``, ``time/target_steps``, ``eval/source_return``,
     ``eval/target_return`` and, for the paper's tasks, ``eval/target_score``.
@@ -186,6 +194,8 @@ class OffDynamicsCallback(BaseCallback):
         buffer = self.model.replay_buffer.target
         with watch(target_env, self.model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
+        if getattr(self.model, "_resumed", None) is None:
+            cut_off(buffer)  # of a resumed run it is seen before its first rollout whether the episode goes on
         self._target_env = target_env
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
         if self.eval_freq:
@@ -215,15 +225,14 @@ class OffDynamicsCallback(BaseCallback):
             raise ValueError("target=None: pass a Gymnasium id or a function that makes the target domain.")
         if spec.kwargs.get("domain") != "source":
             raise ValueError(f"The model must learn from the source domain: gymnasium.make({spec.id!r}, domain='source').")
-        return spec.id
+        return _maker(spec, without="domain")
 
     def _source_maker(self, spec: EnvSpec | None) -> EnvMaker:
         if self.source is not None:
             return self.source
         if spec is None:
             raise ValueError("source=None: pass a Gymnasium id or a function that makes the source domain, or eval_freq=0.")
-        kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
-        return functools.partial(gym.make, spec.id, **kwargs)
+        return _maker(spec)
 
     def _make(self, maker: EnvMaker, seed: int | None) -> VecEnv:
         env = self.model._wrap_env(gym.make(maker) if isinstance(maker, str) else maker(), verbose=0)

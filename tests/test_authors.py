@@ -75,9 +75,21 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weights\.pt: these are no weights that can be read"):
         authors.read(path)
     assert not (tmp_path / "made").exists()
-    path.write_bytes(b"nothing")
-    with pytest.raises(SystemExit, match="these are no weights"):
-        authors.main([str(path), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+    for content in (b"nothing", b"\x80\x02."):
+        path.write_bytes(content)
+        with pytest.raises(SystemExit, match="these are no weights"):
+            authors.main([str(path), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+    with pytest.raises(ValueError, match=r"action_space is Discrete\(2\): CIR's actors are for a Box of actions"):
+        authors.model(actor().state_dict(), "CartPole-v1", buffer_size=1)
+
+
+@pytest.mark.parametrize("value", [th.tensor(1.0), th.zeros(32), th.ones(32, 3).to_sparse(), th.ones(32, 3, dtype=th.int32)])
+def test_weights_of_another_form(tmp_path: Path, value: th.Tensor) -> None:
+    th.save(actor().state_dict() | {"network.network.0.weight": value}, tmp_path / "weights.pt")
+    with pytest.raises(
+        ValueError, match=r"weights\.pt: its network\.network\.0\.weight is a torch.*, 2 dense ones were expected"
+    ):
+        authors.read(tmp_path / "weights.pt")
 
 
 def test_observations_without_bounds_load_untrusted(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ WRONG = {
     "actions": (bad(actions=np.full((4, 1), 2.5)), r"actions have 2\.5 in them, the model's action_space is Box\(-2\.0, 2\.0"),
     "last observation": (bad(observations=np.zeros((4, 3))), r"shape \(4, 3\), \(5, 3\) was expected: 4 steps"),
     "nan": (bad(rewards=np.array([0, np.nan, 0, 0])), "rewards have nan in them"),
+    "beyond float32": (bad(rewards=np.array([0, 0, 1e39, 0])), r"rewards have 1e\+39 in them, where -3\.40\d+e\+38 to 3\.40"),
+    "one reward": (bad(rewards=np.array(3.0)), r"rewards are float64 of shape \(\), \(1,\) was expected"),
     "early end": (bad(terminations=np.array([0, 1, 0, 0], bool)), "terminations are true at step 1 of 4, before the end"),
     "objects": (bad(rewards=np.array([{}] * 4)), "this is no file of arrays that can be read"),
     "names": ({"observations": np.zeros((5, 3))}, "has observations; an episode has observations, actions, rewards"),
@@ -139,6 +141,70 @@ def test_nothing_of_a_failed_fill_stays(tmp_path: Path, what: str) -> None:
     assert model.replay_buffer.pos == 10
     for name, column in rows.columns(model.replay_buffer).items():
         np.testing.assert_array_equal(column, before[name])
+
+
+class Observes(gym.Env):
+    """Has a space and is never stepped."""
+
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def __init__(self, space: spaces.Space):
+        self.observation_space = space
+
+
+IMAGE = spaces.Box(0, 255, (3, 5, 6), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "observations", "message"),
+    [
+        (
+            IMAGE,
+            np.full((5, 3, 5, 6), 0.5, np.float32),
+            r"observations are float32, and the model has Box.*, which takes whole",
+        ),
+        (IMAGE, np.full((5, 3, 5, 6), 300), "observations have 300 in them, where 0 to 255 is allowed"),
+        (spaces.Discrete(3, start=1), np.array([1, 2, 3, 4, 1]), "have 4 in them, where 1 to 3 is allowed"),
+        (spaces.Discrete(3), np.array([0, 1, -1, 2, 1]), "have -1 in them, where 0 to 2 is allowed"),
+        (spaces.Discrete(3), np.array([0, 1.7, 1, 2, 1]), r"are float64, and the model has Discrete\(3\), which takes whole"),
+        (spaces.MultiDiscrete([2, 5]), np.array([[1, 4]] * 4 + [[2, 4]]), "have 2 in them, where 0 to 1 is allowed"),
+        (spaces.MultiBinary(2), np.array([[1, 0]] * 4 + [[1, 2]]), "have 2 in them, where 0 to 1 is allowed"),
+        (spaces.Box(-1, 1, (1,)), np.full((5, 1), -1e39), r"have -1e\+39 in them, where -3\.40"),
+    ],
+)
+def test_numbers_that_the_buffer_would_make_others_of(
+    tmp_path: Path, space: Any, observations: np.ndarray, message: str
+) -> None:
+    model = small(Observes(space))
+    with pytest.raises(ValueError, match=rf"episode_0\.npz: observations {message.removeprefix('observations ')}"):
+        datasets.fill(model, folder(tmp_path / "episodes", bad(observations=observations, actions=np.zeros((4, 1)))))
+    assert model.replay_buffer.size() == 0
+
+
+def test_bounds_of_floats_are_not_asked_for(tmp_path: Path) -> None:
+    model = small(Observes(spaces.Box(-1, 1, (1,))))
+    place = folder(tmp_path / "episodes", bad(observations=np.full((5, 1), 3e38), actions=np.zeros((4, 1))))
+    assert datasets.fill(model, place) == 4
+    assert (model.replay_buffer.observations[:4] == np.float32(3e38)).all()
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_images(tmp_path: Path, named: bool, last: bool) -> None:
+    """SB3 puts the channels of an environment's images first; files may have them as the environment does, or as SB3."""
+    given = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+    space = spaces.Dict(camera=given) if named else given
+    model = small(Observes(space), "MultiInputPolicy" if named else "MlpPolicy")
+    images = np.random.default_rng(0).integers(0, 256, (5, 36, 40, 3), np.uint8)
+    first = images.transpose(0, 3, 1, 2)
+    plain = bad(actions=np.zeros((4, 1)))
+    del plain["observations"]
+    arrays = plain | {"observations/camera" if named else "observations": images if last else first}
+    assert datasets.fill(model, folder(tmp_path / "episodes", arrays)) == 4
+    buffer = model.replay_buffer
+    stored = (buffer.observations, buffer.next_observations)
+    for column, expected in zip(stored, (first[:-1], first[1:]), strict=True):
+        np.testing.assert_array_equal((column["camera"] if named else column)[:4, 0], expected)
 
 
 def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

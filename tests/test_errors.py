@@ -74,6 +74,21 @@ def test_action_space_that_is_no_box(space: spaces.Space) -> None:
         small(Faulty("", 0, 0, action_space=space))
 
 
+@pytest.mark.parametrize("repeat", [0, -1, 2.5])
+def test_action_repeat(repeat: float) -> None:
+    with pytest.raises(ValueError, match=rf"repeat={repeat}: it must be a whole number of at least 1"):
+        envs.ActionRepeat(gym.make("Pendulum-v1"), repeat)
+
+
+def test_observations_without_a_length() -> None:
+    class Growing(gym.Env):
+        observation_space = spaces.Sequence(BOX)
+        action_space = BOX
+
+    with pytest.raises(ValueError, match=r"Sequence\(Box.* has no fixed length: it cannot be made one vector"):
+        envs.FlatFloat32(Growing())
+
+
 def test_infinite_action_bounds() -> None:
     with pytest.raises(AssertionError, match="action space must have a finite lower and upper bound"):
         small(Faulty("", 0, 0, action_space=spaces.Box(-np.inf, np.inf, (2,))))

@@ -12,7 +12,9 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from small import small
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from test_normalization import stepped
@@ -166,6 +168,50 @@ def test_bad_arguments(tmp_path: Path) -> None:
     model = small("Pendulum-v1")
     with pytest.raises(ValueError, match=r"policy\.tflite: the suffix must be one of \.onnx, \.pt, \.pt2"):
         export.export(model, tmp_path / "policy.tflite")
+
+
+@needs_onnx
+def test_an_observation_called_as_the_output(tmp_path: Path) -> None:
+    class Acted(Uneven):
+        observation_space = spaces.Dict(action=spaces.Box(-1, 1, (2,)))
+
+    with pytest.raises(ValueError, match="An entry of the observations is called 'action', as the output is"):
+        export.export(small(Acted(), "MultiInputPolicy"), tmp_path / "policy.onnx")
+
+
+def test_images_have_their_channels_first(tmp_path: Path) -> None:
+    """The file says so: environments give them last."""
+
+    class Sees(Uneven):
+        observation_space = spaces.Box(0, 255, (36, 40, 3), np.uint8)
+
+    model, path = small(Sees(), "CnnPolicy"), tmp_path / "new" / "folder" / "policy.pt"
+    export.export(model, path)
+    images = np.random.default_rng(0).integers(0, 256, (4, 36, 40, 3), np.uint8)
+    actions, said = run(path, dict(observation=images.transpose(0, 3, 1, 2).copy()))
+    np.testing.assert_allclose(actions, model.predict(images, deterministic=True)[0], atol=2e-4)
+    axes = "channels, height, width"
+    assert said["inputs"] == [dict(name="observation", shape=[3, 36, 40], dtype="uint8", axes=axes)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(replay_buffer_class=HerReplayBuffer, replay_buffer_kwargs=dict(n_sampled_goal=2)),
+        dict(n_steps=3),
+        dict(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False)),
+    ],
+)
+def test_whatever_a_model_learned_from(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """Its replay buffer is not needed, nor what HER asks of an environment."""
+    her = "replay_buffer_class" in settings
+    env = BitFlippingEnv(n_bits=4, continuous=True) if her else "Pendulum-v1"
+    model = small(env, "MultiInputPolicy" if her else "MlpPolicy", **settings)
+    model.save(tmp_path / "model")
+    export.main([str(tmp_path / "model.zip"), str(tmp_path / "policy.pt")])
+    observation = model.get_env().reset()
+    actions, _ = run(tmp_path / "policy.pt", observation if her else dict(observation=observation))
+    np.testing.assert_allclose(actions, model.predict(observation, deterministic=True)[0], atol=2e-5)
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

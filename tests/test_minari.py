@@ -10,7 +10,7 @@ from gymnasium import spaces
 from small import small
 from test_datasets import episode
 
-from sb3_cir import datasets
+from sb3_cir import CIR, datasets
 from sb3_cir.buffers import SymmetricReplayBuffer
 from sb3_cir.envs import FlatFloat32
 
@@ -49,6 +49,8 @@ def dataset(name: str, env: gym.Env, *recorded: dict[str, Any]) -> Any:
 
 
 def listed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return value
     return {key: listed(each) for key, each in value.items()} if isinstance(value, dict) else list(value)
 
 
@@ -119,6 +121,82 @@ def test_named_observations(flat: bool) -> None:
         np.testing.assert_array_equal(buffer.observations["contact"][:4, 0, 0], observations["contact"][:-1])
 
 
+class Vector(gym.Env):
+    """Makes its vector itself, in an order that nobody can know."""
+
+    observation_space = spaces.Box(-9, 9, (6,))
+    action_space = Named.action_space
+
+
+def test_named_observations_in_an_unknown_order(tmp_path: Path) -> None:
+    """The length alone says nothing."""
+    made = dataset("named/random-v0", Named(), named_episode(4))
+    order = "observations are named contact, height, speed. In which order they stand in the model's one vector cannot be"
+    made = minari.load_dataset("named/random-v0")
+    with pytest.raises(ValueError, match=f"{order} known: none of its environments has these names with these shapes"):
+        datasets.fill(small(Vector()), made)
+    small(FlatFloat32(Named())).save(tmp_path / "model")
+    loaded = CIR.load(tmp_path / "model", device="cpu")
+    with pytest.raises(ValueError, match=f"{order} seen without its environment: pass one by set_env"):
+        datasets.fill(loaded, made)
+    loaded.set_env(FlatFloat32(Named()))
+    assert datasets.fill(loaded, made) == 4
+
+
+class Parts(gym.Env):
+    """Observations of which some have numbers in place of names."""
+
+    observation_space = spaces.Dict(
+        speeds=spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,)))), contact=spaces.Discrete(3)
+    )
+    action_space = spaces.Box(-1, 3, (1,))
+
+
+def parts(speeds: int, contacts: tuple[int, ...]) -> dict[str, Any]:
+    """An episode of 2 steps."""
+    rng = np.random.default_rng(0)
+    pair = tuple(list(rng.uniform(-1, 1, (length, size)).astype(np.float32)) for length, size in ((3, 2), (speeds, 3)))
+    observations = dict(speeds=pair, contact=np.array(contacts))
+    return episode(2) | dict(observations=observations, actions=np.zeros((2, 1), np.float32))
+
+
+def test_a_tuple_among_names() -> None:
+    recorded = parts(3, (0, 1, 2))
+    dataset("parts/random-v0", Parts(), recorded)
+    model = small(FlatFloat32(Parts()))
+    assert datasets.fill(model, "parts/random-v0") == 2
+    speeds = recorded["observations"]["speeds"]
+    expected = np.concatenate([speeds[0], speeds[1], np.eye(3)], axis=1)
+    np.testing.assert_allclose(model.replay_buffer.observations[:2, 0], expected[:-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        (parts(5, (0, 1, 2)), r"observations/speeds/1 are float32 of shape \(5, 3\), \(3, 3\) was expected: 2 steps"),
+        (parts(3, (0, 1, -1)), "observations/contact have -1 in them, where 0 to 2 is allowed"),
+    ],
+)
+def test_what_cannot_become_a_vector(recorded: dict[str, Any], message: str) -> None:
+    """Entries are looked at before they are flattened, which cuts the longer ones and takes -1 for the last."""
+    dataset("parts/random-v0", Parts(), recorded)
+    with pytest.raises(ValueError, match=f"episode 0 of parts/random-v0: {message}"):
+        datasets.fill(small(FlatFloat32(Parts())), "parts/random-v0")
+
+
+def test_images() -> None:
+    """With their channels last, as datasets are published."""
+
+    class Sees(Named):
+        observation_space = spaces.Box(0, 255, (5, 6, 3), np.uint8)
+
+    images = np.random.default_rng(0).integers(0, 256, (5, 5, 6, 3), np.uint8)
+    made = dataset("sees/random-v0", Sees(), episode(4) | dict(observations=images, actions=np.zeros((4, 1), np.float32)))
+    model = small(Sees())
+    assert datasets.fill(model, made) == 4
+    np.testing.assert_array_equal(model.replay_buffer.observations[:4, 0], images[:-1].transpose(0, 3, 1, 2))
+
+
 def test_dm_control() -> None:
     """A dataset of plain dm_control in a model of the paper's protocol, whose observations are flat."""
     pytest.importorskip("dm_control", reason="needs the extra dmc")
@@ -149,6 +227,12 @@ def test_refused(place: Path) -> None:
     for name in ("pendulum/nothing-v0", "no such folder/", "episodes"):
         with pytest.raises(FileNotFoundError, match=f"{name} is neither a folder nor a Minari dataset on this machine"):
             datasets.fill(model, name)
+    path = next(place.rglob("metadata.json"))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"pendulum/random-v0: this Minari dataset cannot be read \("):
+        datasets.fill(model, "pendulum/random-v0")
+    path.write_bytes(content)
     path = next(place.rglob("main_data.hdf5"))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])

@@ -2,7 +2,9 @@
 
 import copy
 import csv
+import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -242,10 +244,37 @@ def test_ant_has_no_contact_forces() -> None:
         assert info["reward_contact"] == 0
 
 
-def test_copy() -> None:
-    """A copy reads the model's file again."""
-    env = gym.make("odrl/ant-morph-alllegs-hard-v0").unwrapped
-    np.testing.assert_array_equal(copy.deepcopy(env).model.geom_size, env.model.geom_size)
+@pytest.mark.parametrize("domain", ["source", "target"])
+def test_copy(domain: str) -> None:
+    """A copy has the same model and arguments."""
+    env = gym.make("odrl/ant-morph-alllegs-hard-v0", domain=domain, healthy_reward=3.0).unwrapped
+    copied = copy.deepcopy(env)
+    np.testing.assert_array_equal(copied.model.geom_size, env.model.geom_size)
+    assert copied._healthy_reward == 3
+    assert copied.observation_space == env.observation_space
+
+
+def test_a_pickle_is_read_by_another_process(tmp_path: Path) -> None:
+    """Neither needs a file of the other. None is left, though a worker process ends without tidying up."""
+    code = """
+import os, pickle, sys
+import gymnasium, sb3_cir
+if sys.argv[1] == "write":
+    with open("env.pickle", "wb") as file:
+        pickle.dump(gymnasium.make("odrl/ant-morph-alllegs-hard-v0"), file)
+else:
+    with open("env.pickle", "rb") as file:
+        print(pickle.load(file).unwrapped.model.geom_size.tolist(), flush=True)
+os._exit(0)
+"""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    for what in ("write", "read"):
+        command, environ = [sys.executable, "-c", code, what], {**os.environ, "TMPDIR": str(temporary)}
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True)
+        assert not list(temporary.glob("sb3_cir_odrl_*"))
+    expected = gym.make("odrl/ant-morph-alllegs-hard-v0").unwrapped.model.geom_size
+    np.testing.assert_array_equal(json.loads(done.stdout), expected)
 
 
 def test_wrong_domain() -> None:

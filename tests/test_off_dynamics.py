@@ -158,6 +158,21 @@ def test_learn_again_goes_on() -> None:
     check_buffer(model.replay_buffer.target, TARGET, 20)
 
 
+@pytest.mark.parametrize("algorithm", [SAC, CIR])
+def test_another_callback_begins_another_episode(algorithm) -> None:
+    """No n-step return goes from the target's last episode into it."""
+    model, _ = learn(algorithm, steps=105, replay_buffer_kwargs=dict(n_steps=3, gamma=0.9))
+    buffer = model.replay_buffer.target
+    assert not buffer.dones[9]
+    callback = OffDynamicsCallback(target=functools.partial(Drift, TARGET), eval_freq=0)
+    model.learn(100, callback=callback, reset_num_timesteps=False)
+    assert buffer.size() == 20
+    assert buffer.observations[10, 0, 2] == 0
+    batch = buffer._get_samples(np.arange(20))
+    assert set((batch.next_observations[:, 2] - batch.observations[:, 2]).tolist()) == {1.0, 2.0, 3.0}
+    assert (batch.dones[7:10] == 0).all()
+
+
 @pytest.mark.parametrize("algorithm", [CIR, TwoDomainSAC, DARC, PAR])
 def test_save_and_load(algorithm, tmp_path: Path) -> None:
     active = {DARC: dict(correction_starts=0, classifier_freq=1), PAR: dict(encoder_freq=1)}.get(algorithm, {})
@@ -398,6 +413,20 @@ def test_odrl_task_needs_nothing_but_the_callback(tmp_path: Path) -> None:
             assert float(row[f"eval/{name}"]) == evaluation[name]
         score = normalized_score("odrl/ant-friction-0.5-v0", evaluation["target_return"])
         assert evaluation["target_score"] == score
+
+
+def test_domains_made_by_default_have_the_sources_arguments() -> None:
+    pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
+    env = gym.make("odrl/hopper-friction-0.5-v0", domain="source", max_episode_steps=77, healthy_reward=5.0)
+    model = SAC("MlpPolicy", env, replay_buffer_class=TwoDomainReplayBuffer, **tiny())
+    callback = OffDynamicsCallback()
+    model.learn(1, callback=callback)
+    made = dict(target=callback._target_env, source=callback._eval_envs["source"])
+    for domain, venv in (*made.items(), ("target", callback._eval_envs["target"])):
+        assert venv.get_attr("spec")[0].max_episode_steps == 77
+        assert venv.get_attr("_healthy_reward") == [5.0]
+        factor = 0.5 if domain == "target" else 1
+        np.testing.assert_allclose(venv.get_attr("model")[0].geom_friction, factor * env.unwrapped.model.geom_friction)
 
 
 def test_odrl_task_itself_is_no_source() -> None:

@@ -229,23 +229,40 @@ def load(robot: str, shift: str, level: str, domain: str = "target", **kwargs: A
     if domain not in ("source", "target"):
         raise ValueError(f"domain={domain!r}: it must be 'source' or 'target'.")
     try:
-        create: Callable[..., Any] = load_env_creator(ROBOTS[robot].env)
+        kind = _remade(robot)
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ImportError(f"odrl tasks need MuJoCo: {install_hint('odrl')}. ({error})") from error
-    model = ROBOTS[robot].model if domain == "source" else _shifted_model(robot, shift, level)
-    env: gym.Env[Any, Any] = create(xml_file=model, **{**ROBOTS[robot].kwargs, **kwargs})
+    kwargs = {**ROBOTS[robot].kwargs, **kwargs}
+    if domain == "source":
+        env = kind(xml_file=ROBOTS[robot].model, **kwargs)
+    else:
+        # Gymnasium takes a model by its path only, and reads it once.
+        with tempfile.TemporaryDirectory(prefix="sb3_cir_odrl_") as folder:
+            path = Path(folder) / "model.xml"
+            path.write_text(_shifted_model(robot, shift, level))
+            env = kind(xml_file=str(path), **kwargs)
+    env.arguments = dict(robot=robot, shift=shift, level=level, domain=domain, **kwargs)
     return env
 
 
+class _Remade(gym.Env[Any, Any]):
+    """An environment that a copy or a pickle makes anew by :func:`load`: its model's file is gone."""
+
+    arguments: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(load, **self.arguments), ()
+
+
 @functools.cache
-def _folder() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="sb3_cir_odrl_")
+def _remade(robot: str) -> Callable[..., _Remade]:
+    kind: Any = load_env_creator(ROBOTS[robot].env)
+    return type(kind.__name__, (_Remade, kind), {})
 
 
-# The file stays as long as the process: a copy of an environment reads it again.
 @functools.cache
 def _shifted_model(robot: str, name: str, level: str) -> str:
-    """Write the shifted model to a file, since Gymnasium takes a model by its path only; return that."""
+    """:return: The shifted model's XML"""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_env import expand_model_path
 
@@ -253,9 +270,8 @@ def _shifted_model(robot: str, name: str, level: str) -> str:
     shift = next(each for each in SHIFTS if each.name == name and robot in each.robots)
     shift.edit(spec, shift.levels[level])
     spec.compile()
-    path = Path(_folder().name) / f"{robot}-{name}-{level}.xml"
-    path.write_text(spec.to_xml())
-    return str(path)
+    xml: str = spec.to_xml()
+    return xml
 
 
 def has_reference_score(env_id: str) -> bool:

@@ -15,9 +15,12 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
 
     :param env: The environment to wrap
     :param repeat: Simulator steps for one step of the agent
+    :raises ValueError: If that is no whole number of at least 1.
     """
 
     def __init__(self, env: gym.Env[Any, Any], repeat: int = 2):
+        if not isinstance(repeat, (int, np.integer)) or repeat < 1:
+            raise ValueError(f"repeat={repeat}: it must be a whole number of at least 1.")
         gym.utils.RecordConstructorArgs.__init__(self, repeat=repeat)
         super().__init__(env)
         self.repeat = repeat
@@ -35,13 +38,19 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
 
 
 class FlatFloat32(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Any observation as one flat float32 vector: float64 would double the replay buffer."""
+    """
+    Any observation as one flat float32 vector: float64 would double the replay buffer.
+
+    :param env: The environment to wrap
+    :raises ValueError: If its observations have no fixed length.
+    """
 
     def __init__(self, env: gym.Env[Any, Any]):
         gym.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
         flat = spaces.flatten_space(env.observation_space)
-        assert isinstance(flat, spaces.Box)
+        if not isinstance(flat, spaces.Box):
+            raise ValueError(f"{env.observation_space} has no fixed length: it cannot be made one vector.")
         self.observation_space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
 
     def observation(self, observation: Any) -> np.ndarray:

@@ -27,9 +27,9 @@ from sb3_cir.buffers import cut_off
 
 # Kinds of numbers that an array of each kind takes without loss of sense: a float in an integer's place is cut off.
 _NUMBERS = "fiub"
-_TAKES = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
+TAKES = {"f": "fiub", "i": "iub", "u": "iub", "b": "iub"}
 # Networks learn in float32, whatever is stored: a larger float64 becomes inf there.
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 _UNTOUCHED = "nothing of it was stored, the model is as it was before this step."
 
 
@@ -261,7 +261,7 @@ class _Watcher:
         if array.dtype.kind != "f":
             return
         # Counting takes a third of the time of all(), which is a Python function.
-        good = np.isfinite(array) if array.itemsize <= 4 else np.abs(array) <= _LARGEST
+        good = np.isfinite(array) if array.itemsize <= 4 else np.abs(array) <= LARGEST
         if np.count_nonzero(good) < array.size:
             place = tuple(np.argwhere(~good)[0])
             expected = "a number that float32 can hold" if np.isfinite(array[place]) else ""
@@ -392,7 +392,7 @@ class _InnermostWatcher(_Watcher):
             # Of a single number the shape does not matter. Stacked observations have one shape, so all of them are wrong.
             if array.shape != expected and not array.size == math.prod(expected) == 1:
                 raise self.bad(f"shape {array.shape[len(rows) :]}", what, index or 0, f"{space.shape}")
-            if array.dtype.kind not in _TAKES.get(space.dtype.kind, array.dtype.kind):  # type: ignore[union-attr]
+            if array.dtype.kind not in TAKES.get(space.dtype.kind, array.dtype.kind):  # type: ignore[union-attr]
                 which = self.only_one() if index is None else index
                 raise self.bad(f"{array.dtype} {_oddest(array)!r}", what, which, f"{space.dtype}")
 
