@@ -407,6 +407,12 @@ def test_own_gamma_and_target_entropy() -> None:
     assert (model.gamma, model.target_entropy) == (0.9, -3)
 
 
+@pytest.mark.parametrize("model_class", [SimBa, SimbaV2, CIRRSNorm])
+def test_gamma_of_another_text(model_class: type[BaseAlgorithm]) -> None:
+    with pytest.raises(ValueError, match=r"gamma='0\.9': it must be a number in \[0, 1\] or 'auto'\."):
+        build(model_class, gamma="0.9")
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match=r"net_arch\['qf'\]=\[8, 16\]: SimBa needs one width"):
         build(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 16])))

@@ -377,10 +377,16 @@ def _first_attribute(env: VecEnv, name: str) -> Any:
 
 
 class HorizonDefaults(SAC):
-    """To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``."""
+    """
+    To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``.
+
+    :raises ValueError: If ``gamma`` is another text.
+    """
 
     def _setup_model(self) -> None:
         if isinstance(self.gamma, str):
+            if self.gamma != "auto":
+                raise ValueError(f"gamma={self.gamma!r}: it must be a number in [0, 1] or 'auto'.")
             assert self.env is not None
             self.gamma = horizon_discount(episode_steps(self.env))
         if self.target_entropy == "auto":
@@ -427,6 +433,7 @@ class SimBa(ObservesWhileActing, HorizonDefaults, SMR):
     :param learning_starts: Steps of uniformly random actions before learning
     :param ent_coef: Temperature, learned from 0.01 on
     :param target_entropy: "auto" is minus HALF the number of actions
+    :raises ValueError: If an argument is out of its range.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
