@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
 
 from sb3_cir.baselines import TD7
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
@@ -54,6 +58,7 @@ def end_of_episode(model: TD7, episode_return: float, steps: int = 3) -> bool:
     """:return: Whether the policy became the checkpoint"""
     actor = {name: value.clone() for name, value in model.actor.state_dict().items()}
     model._episode_return = episode_return
+    model.num_timesteps += steps
     model.train(steps, 8)
     return all(th.equal(value, actor[name]) for name, value in model.policy.checkpoint_actor.state_dict().items())
 
@@ -112,6 +117,27 @@ def test_actions_are_random_to_the_end_of_an_episode() -> None:
     always = np.isclose(model.replay_buffer.actions[:40, 0, 0], 1).reshape(4, 10).all(axis=1)
     assert always.tolist() == [False, False, False, True]
     assert model._n_updates == 10
+
+
+class StopAt(BaseCallback):
+    """Ends a run at a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.step
+
+
+def test_as_many_updates_as_steps_when_stopped_within_an_episode() -> None:
+    model = build(learning_starts=5).learn(20)  # one episode of random actions and one of the policy's
+    n_updates, n_steps = model._n_updates, model.num_timesteps
+    assert (n_updates, n_steps) == (10, 20)
+    model.learn(100, callback=StopAt(n_steps + 7), reset_num_timesteps=False)
+    assert (model._n_updates, model.num_timesteps) == (n_updates, n_steps + 7)
+    model.learn(3, reset_num_timesteps=False)
+    assert (model._n_updates, model.num_timesteps) == (n_updates + 10, n_steps + 10)
 
 
 def test_exploration_noise() -> None:

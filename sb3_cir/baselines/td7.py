@@ -277,6 +277,7 @@ class TD7(Resumable, TD3):
         self.min_return = NOT_YET
         self.best_min_return = -NOT_YET
         self._episode_return = 0.0
+        self._episode_start = 0  # the step of the run that it began at
         # Targets so far, and what they are clipped to: 0 until the first copy to the target networks
         self.max_value, self.min_value = -NOT_YET, NOT_YET
         self.max_target, self.min_target = 0.0, 0.0
@@ -298,9 +299,11 @@ class TD7(Resumable, TD3):
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:
         if reset_num_timesteps:  # random actions come first again, as in all of SB3
             self.learning = 0
-        if reset_num_timesteps or self._last_obs is None:  # a new episode begins
-            self._episode_return = 0.0
-        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)
+        new_episode = reset_num_timesteps or self._last_obs is None
+        ready = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)
+        if new_episode:
+            self._episode_return, self._episode_start = 0.0, self.num_timesteps
+        return ready
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -327,15 +330,17 @@ class TD7(Resumable, TD3):
         """
         Called at the end of each episode: judge the policy by it, and train if its assessment is over.
 
-        :param gradient_steps: Steps of the episode
+        :param gradient_steps: Steps of the rollout. They are less than the episode's where a callback had ended a run in its
+            middle, so that they do not count.
         :param batch_size: Transitions in a batch
         """
-        episode_return, self._episode_return = self._episode_return, 0.0
+        episode_return, n_steps = self._episode_return, self.num_timesteps - self._episode_start
+        self._episode_return, self._episode_start = 0.0, self.num_timesteps
         if not self.learning:
             self.learning = 1
             return
         self.eps_since_update += 1
-        self.timesteps_since_update += gradient_steps
+        self.timesteps_since_update += n_steps
         self.min_return = min(self.min_return, episode_return)
         worse = self.min_return < self.best_min_return
         if not worse and self.eps_since_update < self.max_eps_before_update:
