@@ -255,3 +255,6 @@ def test_refused() -> None:
         build(reset_steps=(5, 5))
     with pytest.raises(ValueError, match=r"net_arch\['qf'\]=\[8, 9\]: BRO needs one width for each residual block"):
         BRO("MlpPolicy", Walk(), policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 9])))
+    for model_class in (BRO, BROFast):
+        with pytest.raises(ValueError, match=rf"use_sde=True: {model_class.__name__} takes no use_sde, the method fixes it\."):
+            build(model_class=model_class, use_sde=True)

@@ -320,3 +320,10 @@ def test_refused() -> None:
         build(make_vec_env(Walk, 2))
     with pytest.raises(ValueError, match="optimize_memory_usage=True: LAPReplayBuffer keeps both observations"):
         build(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False))
+
+
+@pytest.mark.parametrize("given", [dict(train_freq=4), dict(tau=0.01)])
+def test_what_the_method_fixes_is_refused(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=rf"{name}={value}: TD7 takes no {name}, the method fixes it\."):
+        build(**given)

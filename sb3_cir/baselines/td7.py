@@ -23,7 +23,7 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import FusedAdam
+from sb3_cir.policies import FusedAdam, check_fixed_arguments
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import frozen, minimise
 
@@ -216,7 +216,8 @@ class TD7(Resumable, TD3):
     :param steps_before_checkpointing: Updates after which a policy is assessed for more than one episode
     :param max_eps_when_checkpointing: Episodes for which it is from then on
     :param reset_weight: What the best return so far is multiplied with at that moment
-    :raises ValueError: If observations are no vectors, or if there are several environments.
+    :raises ValueError: If observations are no vectors, if there are several environments, or if an argument is given that the
+        method fixes.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": TD7Policy}
@@ -246,6 +247,7 @@ class TD7(Resumable, TD3):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ):
+        check_fixed_arguments(type(self), kwargs)
         super().__init__(
             # By its name SB3 would send Dict observations to a policy that there is not.
             self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
