@@ -11,7 +11,6 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
@@ -38,7 +37,7 @@ class Walk(gym.Env):
 
 def build(env: Any = None, **kwargs: Any) -> TD7:
     defaults = dict(learning_starts=20, batch_size=8, buffer_size=200, seed=0, device="cpu")
-    policy_kwargs = dict(net_arch=[8, 8], encoder_width=8)
+    policy_kwargs = dict(net_arch=[8, 8], encoder_width=8) | kwargs.pop("policy_kwargs", {})
     return TD7("MlpPolicy", Walk() if env is None else env, policy_kwargs=policy_kwargs, **defaults | kwargs)
 
 
@@ -150,6 +149,53 @@ def test_exploration_noise() -> None:
     assert np.std(noise) == pytest.approx(0.1, rel=0.1)
 
 
+# --- features extractors ---
+
+
+class FirstEntry(BaseFeaturesExtractor):
+    """Sees the first entry of an observation alone."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, 4)
+        self.linear = nn.Linear(1, 4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return th.tanh(self.linear(observations[:, :1]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_features_extractor(shared: bool, tmp_path: Path) -> None:
+    """Nothing sees an observation past it; that of each network learns, is copied and is saved with it."""
+    extractor = dict(features_extractor_class=FirstEntry, share_features_extractor=shared)
+    model = build(policy_kwargs=extractor, target_update_interval=7)
+    policy = model.policy
+    extractors = [policy.actor.features_extractor, policy.encoder.state.features, policy.critic.features_extractor]
+    assert (extractors[0] is extractors[2]) is shared
+    before = [each.linear.weight.clone() for each in extractors]
+    model.learn(60)
+    assert not any(th.equal(each.linear.weight, old) for each, old in zip(extractors, before, strict=True))
+
+    obs, others, actions = th.randn(5, 2), th.randn(5, 2), th.rand(5, 1)
+    others[:, 0] = obs[:, 0]
+    np.testing.assert_array_equal(*(model.predict(each.numpy())[0] for each in (obs, others)))
+    assert th.equal(policy.act(obs), policy.act(others))
+    assert th.equal(policy.q_values(obs, actions), policy.q_values(others, actions))
+
+    policy.update_targets()
+    for target, source in ((policy.actor_target, policy.actor), (policy.fixed_encoder, policy.encoder)):
+        assert all(th.equal(value, source.state_dict()[name]) for name, value in target.state_dict().items())
+    model.save(tmp_path / "model")
+    loaded = TD7.load(tmp_path / "model", device="cpu")
+    assert all(th.equal(value, loaded.policy.state_dict()[name]) for name, value in policy.state_dict().items())
+
+
+def test_a_shared_features_extractor_learns_by_the_actors_own_pass() -> None:
+    model = build(policy_kwargs=dict(features_extractor_class=FirstEntry, share_features_extractor=True))
+    model.policy.q_values(th.randn(5, 2), th.rand(5, 1)).sum().backward()
+    assert model.critic.q_network[0].weight.grad is not None
+    assert model.actor.features_extractor.linear.weight.grad is None
+
+
 # --- LAP ---
 
 
@@ -231,13 +277,13 @@ def test_targets_are_copied_whole() -> None:
     model = filled(target_update_interval=2)
     rows = np.arange(8)
     policy = model.policy
-    first = policy.encoder.state[0].weight.clone()
+    first = policy.encoder.state[1].weight.clone()
     batch = model.replay_buffer._get_samples(rows)
     model._update(batch, rows)
-    assert th.equal(policy.fixed_encoder.state[0].weight, first)
+    assert th.equal(policy.fixed_encoder.state[1].weight, first)
     model._update(batch, rows)
-    assert th.equal(policy.fixed_encoder.state[0].weight, policy.encoder.state[0].weight)
-    assert th.equal(policy.fixed_encoder_target.state[0].weight, first)
+    assert th.equal(policy.fixed_encoder.state[1].weight, policy.encoder.state[1].weight)
+    assert th.equal(policy.fixed_encoder_target.state[1].weight, first)
     assert th.equal(policy.actor_target.mu[0].weight, policy.actor.mu[0].weight)
     assert th.equal(policy.critic_target.q_network[0].weight, policy.critic.q_network[0].weight)
 

@@ -170,7 +170,9 @@ class BROCritic(ContinuousCritic):
         self.q_network = nn.Sequential(body, ReLULinear(n_critics, widths[-1], n_quantiles))
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        x = th.cat([self.extract_features(obs, self.features_extractor), actions], dim=1)
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        x = th.cat([features, actions], dim=1)
         return tuple(self.q_network(x.expand(self.n_critics, *x.shape)))
 
 

@@ -3,6 +3,7 @@ TD7 (Fujimoto et al., NeurIPS 2023, https://arxiv.org/abs/2306.02451), after the
 with state-action embeddings, prioritised replay and policy checkpoints.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -93,7 +94,9 @@ class TD7Critic(ContinuousCritic):
         :param zs: Embedding of the state, ``(batch, embedding_dim)``
         :return: ``(batch, n_critics)``
         """
-        x = th.cat([self.extract_features(obs, self.features_extractor), actions], dim=1)
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            observed = self.extract_features(obs, self.features_extractor)
+        x = th.cat([observed, actions], dim=1)
         features = self.input(x.expand(self.n_critics, *x.shape))
         embeddings = th.cat([zsa, zs], dim=1).expand(self.n_critics, -1, -1)
         q_values: th.Tensor = self.q_network(th.cat([features, embeddings], dim=2))
@@ -110,7 +113,9 @@ class TD7Policy(TD3Policy):
     :param net_arch: Hidden layers of actor and critics. Default: the original's ``[256, 256]``.
     :param encoder_width: Size of the encoder's layers and of the embeddings
     :param optimizer_class: Optimiser of actor, critics and encoder
-    :param kwargs: What else SB3's ``TD3Policy`` takes
+    :param kwargs: What else SB3's ``TD3Policy`` takes. Actor, critics and encoder see observations through a
+        ``features_extractor_class`` alone, each through one of its own. With ``share_features_extractor`` the critics use the
+        actor's, which learns by the actor's loss alone.
     """
 
     def __init__(
@@ -131,6 +136,10 @@ class TD7Policy(TD3Policy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
+        if self.share_features_extractor:
+            # The actor's update holds still what the critics' optimiser has.
+            own = [each for name, each in self.critic.named_parameters() if not name.startswith("features_extractor.")]
+            self.critic.optimizer = self.optimizer_class(own, lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.encoder = self._make_encoder()
         self.encoder_optimizer = self.optimizer_class(
             self.encoder.parameters(),
@@ -147,8 +156,12 @@ class TD7Policy(TD3Policy):
             fixed.requires_grad_(False)
 
     def _make_encoder(self) -> DynamicsEncoder:
-        features_dim = self.actor.features_dim
-        return DynamicsEncoder(features_dim, get_action_dim(self.action_space), self.encoder_width).to(self.device)
+        n_actions = get_action_dim(self.action_space)
+        encoder = DynamicsEncoder(self.actor.features_dim, n_actions, self.encoder_width)
+        # By name, so that the layers behind it keep theirs.
+        layers = dict(encoder.state.named_children())
+        encoder.state = nn.Sequential(OrderedDict(features=self.make_features_extractor(), **layers))
+        return encoder.to(self.device)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
@@ -159,11 +172,29 @@ class TD7Policy(TD3Policy):
         return TD7Critic(**kwargs, embedding_dim=self.encoder_width).to(self.device)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        pair = (self.checkpoint_actor, self.checkpoint_encoder) if self.from_checkpoint else (self.actor, self.fixed_encoder)
-        actor, encoder = pair
         assert isinstance(observation, th.Tensor)
-        actions: th.Tensor = actor(observation, encoder.state(observation.float()))
+        if not self.from_checkpoint:
+            return self.act(observation)
+        actions: th.Tensor = self.checkpoint_actor(observation, self.checkpoint_encoder.state(observation.float()))
         return actions
+
+    def act(self, obs: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :return: Actions of the actor that learns, ``(batch, n_actions)`` in [-1, 1]
+        """
+        actions: th.Tensor = self.actor(obs, self.fixed_encoder.state(obs.float()))
+        return actions
+
+    def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :return: The critics' values, ``(batch, n_critics)``
+        """
+        zs = self.fixed_encoder.state(obs.float())
+        q_values: th.Tensor = self.critic(obs, actions, self.fixed_encoder.predict(zs, actions), zs)
+        return q_values
 
     @contextmanager
     def current(self) -> Iterator[None]:
