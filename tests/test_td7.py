@@ -11,12 +11,14 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from sb3_cir.baselines import TD7
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.callbacks import Checkpoint
+from sb3_cir.diagnostics import QBiasEvalCallback, QGain, mean_q, q_gain
 
 
 class Walk(gym.Env):
@@ -194,6 +196,40 @@ def test_a_shared_features_extractor_learns_by_the_actors_own_pass() -> None:
     model.policy.q_values(th.randn(5, 2), th.rand(5, 1)).sum().backward()
     assert model.critic.q_network[0].weight.grad is not None
     assert model.actor.features_extractor.linear.weight.grad is None
+
+
+# --- diagnostics ---
+
+
+def test_values_and_gain_are_those_of_the_actor_that_learns() -> None:
+    """By the encoder that actor and critics learn with."""
+    model = filled()
+    model.make_updates(5, 8)
+    obs, actions = th.randn(5, 2), th.rand(5, 1)
+
+    def value(actions: th.Tensor) -> th.Tensor:
+        zs, zsa = model._embed(model.policy.fixed_encoder, obs, actions)
+        return model.critic(obs, actions, zsa, zs).mean(dim=1)
+
+    with th.no_grad():
+        own = model.actor(obs, model.policy.fixed_encoder.state(obs))
+        th.testing.assert_close(mean_q(model, obs, actions), value(actions))
+        th.testing.assert_close(q_gain(model, obs, actions), (value(own) - value(actions)).mean())
+
+
+def test_diagnostics_change_nothing(tmp_path: Path) -> None:
+    plain = build(target_update_interval=7).learn(60)
+    watched = build(target_update_interval=7)
+    watched.set_logger(configure(str(tmp_path), ["csv"]))
+    bias = QBiasEvalCallback(Monitor(Walk()), n_eval_episodes=2, eval_freq=25, verbose=0)
+    watched.learn(60, callback=[QGain(every=10, batch_size=8), bias], log_interval=1)
+    assert all(th.equal(value, plain.policy.state_dict()[name]) for name, value in watched.policy.state_dict().items())
+    logged = (tmp_path / "progress.csv").read_text().splitlines()
+    for name in ("train/q_gain", "eval/q_bias"):
+        column = logged[0].split(",").index(name)
+        values = [float(row.split(",")[column]) for row in logged[1:] if row.split(",")[column]]
+        assert values
+        assert np.all(np.isfinite(values))
 
 
 # --- LAP ---
