@@ -2,7 +2,7 @@
 What the critics of an off-policy actor-critic believe, beside what is true: two numbers that show overestimation.
 
 :class:`QGain` and :class:`QBiasEvalCallback` log them while an algorithm of Stable-Baselines3 learns: SAC, TD3, TQC, CIR and
-its kin. They change nothing in a run: random numbers go on as if none had been drawn for them.
+its kin, TD7. They change nothing in a run: random numbers go on as if none had been drawn for them.
 """
 
 import math
@@ -28,7 +28,9 @@ def mean_q(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th
     :param actions: ``(batch, n_actions)`` in [-1, 1]
     :return: Mean over the online critics (and quantiles, where they have some), ``(batch,)``
     """
-    q_values = model.critic(obs, actions)  # type: ignore[attr-defined]
+    # TD7's networks take embeddings too, which its policy knows.
+    critic: Any = model.critic  # type: ignore[attr-defined]
+    q_values = getattr(model.policy, "q_values", critic)(obs, actions)
     if isinstance(q_values, tuple):
         q_values = th.cat(q_values, dim=1)
     mean: th.Tensor = q_values.flatten(start_dim=1).mean(dim=1)
@@ -51,7 +53,8 @@ def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th
     :param actions: Actions taken there, ``(batch, n_actions)`` in [-1, 1]
     :return: The gain, on the model's device
     """
-    fresh = model.actor(obs)  # SAC's and TQC's draws it, TD3's has no noise
+    # SAC's and TQC's actor draws it, TD3's and TD7's has no noise.
+    fresh = getattr(model.policy, "act", model.actor)(obs)
     return (mean_q(model, obs, fresh) - mean_q(model, obs, actions)).mean()
 
 
@@ -144,7 +147,8 @@ class QBias:
 
     The entropy that a soft critic counts is no part of what is earned. Rewards must be the environment's own, as they are with
     ``VecNormalize(..., norm_reward=False)``; where the model learns from rewards that were scaled, by ``VecNormalize`` or by a
-    ``return_scale`` of its own (SimbaV2's, FlashSAC's), its Q-values are scaled back.
+    ``return_scale`` of its own (SimbaV2's, FlashSAC's), its Q-values are scaled back. In TD7's
+    evaluations the checkpoint acts, while its critics count what the actor that learns would earn from the next step on.
 
     :param model: An actor-critic
     """

@@ -388,6 +388,17 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
         raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
 
 
+def check_fixed_arguments(kind: Any, given: dict[str, Any]) -> None:
+    """
+    :param kind: A class of algorithms with ``fixed_arguments``
+    :param given: What its constructor was given for its base class
+    :raises ValueError: If one of those is among it.
+    """
+    for name in kind.fixed_arguments:
+        if name in given:
+            raise ValueError(f"{name}={given[name]!r}: {kind.__name__} takes no {name}, the method fixes it.")
+
+
 def check_action_space(space: spaces.Space[Any]) -> None:
     """
     Refuse a space that no squashed Gaussian can act in.

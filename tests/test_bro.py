@@ -9,7 +9,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.logger import configure
-from test_td7 import Walk
+from test_td7 import FirstEntry, Walk
 from torch.distributions import Normal, kl_divergence
 
 from sb3_cir.baselines import BRO, BROFast
@@ -19,7 +19,7 @@ from sb3_cir.callbacks import Checkpoint
 
 def build(env: Any = None, model_class: type[BRO] = BRO, **kwargs: Any) -> BRO:
     defaults = dict(learning_starts=20, batch_size=8, buffer_size=200, gradient_steps=1, seed=0, device="cpu", compile=False)
-    policy_kwargs = dict(net_arch=dict(pi=[8], qf=[8, 8]), n_quantiles=5)
+    policy_kwargs = dict(net_arch=dict(pi=[8], qf=[8, 8]), n_quantiles=5) | kwargs.pop("policy_kwargs", {})
     return model_class("MlpPolicy", Walk() if env is None else env, policy_kwargs=policy_kwargs, **defaults | kwargs)
 
 
@@ -85,6 +85,14 @@ def test_target_is_the_mean_over_critics() -> None:
         expected = batch.rewards + 0.5 * (1 - batch.dones) * ((first + second) / 2 - 0.3 * log_prob.unsqueeze(1))
     assert first.shape == (8, 5)
     th.testing.assert_close(model._target(batch, th.tensor(0.3), noise), expected)
+
+
+def test_a_shared_features_extractor_learns_by_the_actors_own_pass() -> None:
+    extractor = dict(features_extractor_class=FirstEntry, share_features_extractor=True)
+    model = build(policy_kwargs=extractor)
+    sum(each.sum() for each in model.critic(th.randn(5, 2), th.rand(5, 1))).backward()
+    assert model.critic.q_network[1].weight.grad is not None
+    assert model.actor.features_extractor.linear.weight.grad is None
 
 
 # --- the second actor ---
@@ -255,3 +263,6 @@ def test_refused() -> None:
         build(reset_steps=(5, 5))
     with pytest.raises(ValueError, match=r"net_arch\['qf'\]=\[8, 9\]: BRO needs one width for each residual block"):
         BRO("MlpPolicy", Walk(), policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8, 9])))
+    for model_class in (BRO, BROFast):
+        with pytest.raises(ValueError, match=rf"use_sde=True: {model_class.__name__} takes no use_sde, the method fixes it\."):
+            build(model_class=model_class, use_sde=True)

@@ -318,6 +318,14 @@ def test_darc_waits_and_scales() -> None:
     th.testing.assert_close(batch.rewards, 2 * darc.classifiers.log_ratio(batch).detach())
 
 
+def test_darc_needs_the_target_from_its_first_update_on() -> None:
+    """Not only from the step on at which its classifiers learn, which is the 100,000th by default."""
+    darc = DARC("MlpPolicy", "Pendulum-v1", **tiny(learning_starts=20))
+    with pytest.raises(ValueError, match="no transition of the target domain yet: pass an OffDynamicsCallback"):
+        darc.learn(30)
+    assert darc.num_timesteps == 21
+
+
 def test_darc_with_odrls_softmax() -> None:
     """One step of the classifiers on the loss as ODRL has it: cross-entropy of two outputs that are probabilities already."""
     darc = on_a_line(DARC, correction_starts=0, classifier_freq=1, classifier_noise=0.0, odrl_softmax=True)

@@ -21,8 +21,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_cir.baselines import SimBa, SimbaPolicy, SimBaSMR
+from sb3_cir.baselines import SimBa, SimbaPolicy, SimBaSMR, SimbaV2
 from sb3_cir.baselines.simba import ResidualBlock, RSNorm, episode_steps, horizon_discount, simba_encoder
+from sb3_cir.cir_rsnorm import CIRRSNorm
 
 SMALL = dict(pi=[8], qf=[16, 16])
 
@@ -199,6 +200,43 @@ def test_statistics_of_a_dict() -> None:
     assert norm(observations).shape == (50, 5)
 
 
+class OtherOrder(gym.Env):
+    """Its observations have their entries the other way round than its space."""
+
+    observation_space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Box(90, 110, (2,)))
+    action_space = spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return dict(reversed(self.observation_space.sample().items())), {}
+
+    def step(self, action):
+        return self.reset()[0], 0.0, False, False, {}
+
+
+class AsTheEnvironmentHasThem(VecEnvWrapper):
+    """SB3's own vector environments put entries in the order of the space, those of others need not."""
+
+    def reset(self) -> Any:
+        return dict(reversed(self.venv.reset().items()))
+
+    def step_wait(self) -> Any:
+        observations, *rest = self.venv.step_wait()
+        return dict(reversed(observations.items())), *rest
+
+
+@pytest.mark.parametrize("model_class", [SimBa, CIRRSNorm, SAC])
+def test_order_of_a_dict(model_class: type[BaseAlgorithm]) -> None:
+    """Statistics and actions go by the names of the entries: while it learns, and in ``predict()`` on a raw environment."""
+    policy = SimbaPolicy if model_class is SAC else "MultiInputPolicy"
+    model = build(model_class, policy, env=AsTheEnvironmentHasThem(make_vec_env(OtherOrder))).learn(40)
+    np.testing.assert_allclose(statistics(model).mean, [0, 0, 100, 100], atol=5)
+    observation, _ = OtherOrder().reset()
+    assert list(observation) == ["b", "a"]
+    in_order = {key: observation[key] for key in "ab"}
+    np.testing.assert_array_equal(*(model.predict(each, deterministic=True)[0] for each in (observation, in_order)))
+
+
 @pytest.mark.parametrize("model_class", [SimBa, SAC])
 def test_statistics_are_frozen_in_evaluation(model_class: type[BaseAlgorithm]) -> None:
     model = build(model_class, "MlpPolicy" if model_class is SimBa else SimbaPolicy).learn(40)
@@ -367,6 +405,12 @@ def test_dm_control() -> None:
 def test_own_gamma_and_target_entropy() -> None:
     model = build(gamma=0.9, target_entropy=-3)
     assert (model.gamma, model.target_entropy) == (0.9, -3)
+
+
+@pytest.mark.parametrize("model_class", [SimBa, SimbaV2, CIRRSNorm])
+def test_gamma_of_another_text(model_class: type[BaseAlgorithm]) -> None:
+    with pytest.raises(ValueError, match=r"gamma='0\.9': it must be a number in \[0, 1\] or 'auto'\."):
+        build(model_class, gamma="0.9")
 
 
 def test_bad_arguments() -> None:

@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
 
 from sb3_cir.baselines import TD7
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.callbacks import Checkpoint
+from sb3_cir.diagnostics import QBiasEvalCallback, QGain, mean_q, q_gain
 
 
 class Walk(gym.Env):
@@ -34,7 +39,7 @@ class Walk(gym.Env):
 
 def build(env: Any = None, **kwargs: Any) -> TD7:
     defaults = dict(learning_starts=20, batch_size=8, buffer_size=200, seed=0, device="cpu")
-    policy_kwargs = dict(net_arch=[8, 8], encoder_width=8)
+    policy_kwargs = dict(net_arch=[8, 8], encoder_width=8) | kwargs.pop("policy_kwargs", {})
     return TD7("MlpPolicy", Walk() if env is None else env, policy_kwargs=policy_kwargs, **defaults | kwargs)
 
 
@@ -54,6 +59,7 @@ def end_of_episode(model: TD7, episode_return: float, steps: int = 3) -> bool:
     """:return: Whether the policy became the checkpoint"""
     actor = {name: value.clone() for name, value in model.actor.state_dict().items()}
     model._episode_return = episode_return
+    model.num_timesteps += steps
     model.train(steps, 8)
     return all(th.equal(value, actor[name]) for name, value in model.policy.checkpoint_actor.state_dict().items())
 
@@ -114,6 +120,27 @@ def test_actions_are_random_to_the_end_of_an_episode() -> None:
     assert model._n_updates == 10
 
 
+class StopAt(BaseCallback):
+    """Ends a run at a step."""
+
+    def __init__(self, step: int):
+        super().__init__()
+        self.step = step
+
+    def _on_step(self) -> bool:
+        return self.num_timesteps < self.step
+
+
+def test_as_many_updates_as_steps_when_stopped_within_an_episode() -> None:
+    model = build(learning_starts=5).learn(20)  # one episode of random actions and one of the policy's
+    n_updates, n_steps = model._n_updates, model.num_timesteps
+    assert (n_updates, n_steps) == (10, 20)
+    model.learn(100, callback=StopAt(n_steps + 7), reset_num_timesteps=False)
+    assert (model._n_updates, model.num_timesteps) == (n_updates, n_steps + 7)
+    model.learn(3, reset_num_timesteps=False)
+    assert (model._n_updates, model.num_timesteps) == (n_updates + 10, n_steps + 10)
+
+
 def test_exploration_noise() -> None:
     model = build(exploration_noise=0.1)
     model.learning = 1
@@ -122,6 +149,87 @@ def test_exploration_noise() -> None:
         quiet = model.predict(model._last_obs)[0] / 2
     noise = [model._sample_action(0, model.action_noise)[1] - quiet for _ in range(2000)]
     assert np.std(noise) == pytest.approx(0.1, rel=0.1)
+
+
+# --- features extractors ---
+
+
+class FirstEntry(BaseFeaturesExtractor):
+    """Sees the first entry of an observation alone."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space, 4)
+        self.linear = nn.Linear(1, 4)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return th.tanh(self.linear(observations[:, :1]))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_features_extractor(shared: bool, tmp_path: Path) -> None:
+    """Nothing sees an observation past it; that of each network learns, is copied and is saved with it."""
+    extractor = dict(features_extractor_class=FirstEntry, share_features_extractor=shared)
+    model = build(policy_kwargs=extractor, target_update_interval=7)
+    policy = model.policy
+    extractors = [policy.actor.features_extractor, policy.encoder.state.features, policy.critic.features_extractor]
+    assert (extractors[0] is extractors[2]) is shared
+    before = [each.linear.weight.clone() for each in extractors]
+    model.learn(60)
+    assert not any(th.equal(each.linear.weight, old) for each, old in zip(extractors, before, strict=True))
+
+    obs, others, actions = th.randn(5, 2), th.randn(5, 2), th.rand(5, 1)
+    others[:, 0] = obs[:, 0]
+    np.testing.assert_array_equal(*(model.predict(each.numpy())[0] for each in (obs, others)))
+    assert th.equal(policy.act(obs), policy.act(others))
+    assert th.equal(policy.q_values(obs, actions), policy.q_values(others, actions))
+
+    policy.update_targets()
+    for target, source in ((policy.actor_target, policy.actor), (policy.fixed_encoder, policy.encoder)):
+        assert all(th.equal(value, source.state_dict()[name]) for name, value in target.state_dict().items())
+    model.save(tmp_path / "model")
+    loaded = TD7.load(tmp_path / "model", device="cpu")
+    assert all(th.equal(value, loaded.policy.state_dict()[name]) for name, value in policy.state_dict().items())
+
+
+def test_a_shared_features_extractor_learns_by_the_actors_own_pass() -> None:
+    model = build(policy_kwargs=dict(features_extractor_class=FirstEntry, share_features_extractor=True))
+    model.policy.q_values(th.randn(5, 2), th.rand(5, 1)).sum().backward()
+    assert model.critic.q_network[0].weight.grad is not None
+    assert model.actor.features_extractor.linear.weight.grad is None
+
+
+# --- diagnostics ---
+
+
+def test_values_and_gain_are_those_of_the_actor_that_learns() -> None:
+    """By the encoder that actor and critics learn with."""
+    model = filled()
+    model.make_updates(5, 8)
+    obs, actions = th.randn(5, 2), th.rand(5, 1)
+
+    def value(actions: th.Tensor) -> th.Tensor:
+        zs, zsa = model._embed(model.policy.fixed_encoder, obs, actions)
+        return model.critic(obs, actions, zsa, zs).mean(dim=1)
+
+    with th.no_grad():
+        own = model.actor(obs, model.policy.fixed_encoder.state(obs))
+        th.testing.assert_close(mean_q(model, obs, actions), value(actions))
+        th.testing.assert_close(q_gain(model, obs, actions), (value(own) - value(actions)).mean())
+
+
+def test_diagnostics_change_nothing(tmp_path: Path) -> None:
+    plain = build(target_update_interval=7).learn(60)
+    watched = build(target_update_interval=7)
+    watched.set_logger(configure(str(tmp_path), ["csv"]))
+    bias = QBiasEvalCallback(Monitor(Walk()), n_eval_episodes=2, eval_freq=25, verbose=0)
+    watched.learn(60, callback=[QGain(every=10, batch_size=8), bias], log_interval=1)
+    assert all(th.equal(value, plain.policy.state_dict()[name]) for name, value in watched.policy.state_dict().items())
+    logged = (tmp_path / "progress.csv").read_text().splitlines()
+    for name in ("train/q_gain", "eval/q_bias"):
+        column = logged[0].split(",").index(name)
+        values = [float(row.split(",")[column]) for row in logged[1:] if row.split(",")[column]]
+        assert values
+        assert np.all(np.isfinite(values))
 
 
 # --- LAP ---
@@ -205,13 +313,13 @@ def test_targets_are_copied_whole() -> None:
     model = filled(target_update_interval=2)
     rows = np.arange(8)
     policy = model.policy
-    first = policy.encoder.state[0].weight.clone()
+    first = policy.encoder.state[1].weight.clone()
     batch = model.replay_buffer._get_samples(rows)
     model._update(batch, rows)
-    assert th.equal(policy.fixed_encoder.state[0].weight, first)
+    assert th.equal(policy.fixed_encoder.state[1].weight, first)
     model._update(batch, rows)
-    assert th.equal(policy.fixed_encoder.state[0].weight, policy.encoder.state[0].weight)
-    assert th.equal(policy.fixed_encoder_target.state[0].weight, first)
+    assert th.equal(policy.fixed_encoder.state[1].weight, policy.encoder.state[1].weight)
+    assert th.equal(policy.fixed_encoder_target.state[1].weight, first)
     assert th.equal(policy.actor_target.mu[0].weight, policy.actor.mu[0].weight)
     assert th.equal(policy.critic_target.q_network[0].weight, policy.critic.q_network[0].weight)
 
@@ -294,3 +402,10 @@ def test_refused() -> None:
         build(make_vec_env(Walk, 2))
     with pytest.raises(ValueError, match="optimize_memory_usage=True: LAPReplayBuffer keeps both observations"):
         build(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False))
+
+
+@pytest.mark.parametrize("given", [dict(train_freq=4), dict(tau=0.01)])
+def test_what_the_method_fixes_is_refused(given: dict[str, Any]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ValueError, match=rf"{name}={value}: TD7 takes no {name}, the method fixes it\."):
+        build(**given)

@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import SimbaActor
-from sb3_cir.policies import FusedAdam, check_n_critics
+from sb3_cir.policies import FusedAdam, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import frozen, minimise
 
@@ -170,7 +170,9 @@ class BROCritic(ContinuousCritic):
         self.q_network = nn.Sequential(body, ReLULinear(n_critics, widths[-1], n_quantiles))
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        x = th.cat([self.extract_features(obs, self.features_extractor), actions], dim=1)
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        x = th.cat([features, actions], dim=1)
         return tuple(self.q_network(x.expand(self.n_critics, *x.shape)))
 
 
@@ -326,7 +328,8 @@ class BRO(SMR):
     :param kl_target: Divergence of the two actors that they are learned for, for each entry of the action
     :param reset_steps: Steps of the agent, in rising order, at which everything but the replay buffer is reset. They count
         once in a model's life, in however many calls of ``learn()``.
-    :raises ValueError: If observations are no vectors, or if ``reset_steps`` do not rise.
+    :raises ValueError: If observations are no vectors, if ``reset_steps`` do not rise, or if an argument is given that the
+        method fixes.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": BROPolicy}
@@ -350,6 +353,7 @@ class BRO(SMR):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ):
+        check_fixed_arguments(type(self), kwargs)
         if list(reset_steps) != sorted(set(reset_steps)):
             raise ValueError(f"reset_steps={reset_steps}: they must rise.")
         super().__init__(

@@ -80,7 +80,8 @@ class DARC(TwoDomainSAC):
     :param odrl_softmax: Whether the classifiers learn as in ODRL's code, by a softmax taken twice, and have probabilities to
         which 1e-10 is added before the logarithm, so that no log-odds is beyond 23.03
     :param kwargs: SAC's arguments
-    :raises ValueError: If observations are no vectors, or with n-step returns.
+    :raises ValueError: If observations are no vectors, or with n-step returns. From ``learn()``: if there is no transition of
+        the target domain.
     """
 
     counters: ClassVar[tuple[str, ...]] = (*TwoDomainSAC.counters, "n_batches")
@@ -116,6 +117,8 @@ class DARC(TwoDomainSAC):
         self, pair: TwoDomainReplayBuffer, batch_size: int, env: VecNormalize | None = None
     ) -> ReplayBufferSamples:
         self.n_batches += 1
+        if pair.target.size() == 0:
+            pair.sample_both(batch_size, env)  # raises, where classifiers would only once they learn
         batch = pair.source.sample(batch_size, env)
         if self.num_timesteps <= self.correction_starts:
             return batch

@@ -36,7 +36,7 @@ class RSNorm(BaseFeaturesExtractor):
     """
     Running-statistics normalisation: ``(o - mean) / sqrt(var + 1e-8)`` for each entry of a flat observation, with the mean
     and variance of all observations that were given to :meth:`update`. They are buffers, so they are saved and loaded with the
-    policy. The entries of a Dict stand one after the other.
+    policy. The entries of a Dict stand one after the other, in the order of the space.
 
     A forward pass never moves them. Who calls :meth:`update`: :class:`SimBa` does with each observation that it acts on while
     learning, as the original does. Other algorithms do not know of it; for them :class:`SimbaActor` does.
@@ -68,7 +68,7 @@ class RSNorm(BaseFeaturesExtractor):
 
         :param observations: ``(batch, ...)``, or a dict of such
         """
-        x = self._without_outliers(_flatten(observations)).to(self.mean.dtype)
+        x = self._without_outliers(self._rows(observations)).to(self.mean.dtype)
         if len(x) == 0:
             return
         self.count += len(x)
@@ -92,16 +92,18 @@ class RSNorm(BaseFeaturesExtractor):
         return x[~too_large.any(dim=1)]
 
     def forward(self, observations: TensorOrDict) -> th.Tensor:
-        x = _flatten(observations)
+        x = self._rows(observations)
         mean, std = self.mean.to(x.dtype), (self.var + 1e-8).sqrt().to(x.dtype)
         return (x - mean) / std
 
-
-def _flatten(observations: TensorOrDict) -> th.Tensor:
-    """Observations as rows, ``(batch, size)``."""
-    if isinstance(observations, dict):
-        return th.cat([_flatten(entry) for entry in observations.values()], dim=1)
-    return observations.reshape(observations.shape[0], -1)
+    def _rows(self, observations: TensorOrDict) -> th.Tensor:
+        """Observations as ``(batch, size)``."""
+        if not isinstance(observations, dict):
+            return observations.reshape(len(observations), -1)
+        # A dict may have its entries in any order, the space always has the same.
+        assert isinstance(self._observation_space, spaces.Dict)
+        entries = [observations[key] for key in self._observation_space.spaces]
+        return th.cat([entry.reshape(len(entry), -1) for entry in entries], dim=1)
 
 
 def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
@@ -375,10 +377,16 @@ def _first_attribute(env: VecEnv, name: str) -> Any:
 
 
 class HorizonDefaults(SAC):
-    """To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``."""
+    """
+    To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``.
+
+    :raises ValueError: If ``gamma`` is another text.
+    """
 
     def _setup_model(self) -> None:
         if isinstance(self.gamma, str):
+            if self.gamma != "auto":
+                raise ValueError(f"gamma={self.gamma!r}: it must be a number in [0, 1] or 'auto'.")
             assert self.env is not None
             self.gamma = horizon_discount(episode_steps(self.env))
         if self.target_entropy == "auto":
@@ -425,6 +433,7 @@ class SimBa(ObservesWhileActing, HorizonDefaults, SMR):
     :param learning_starts: Steps of uniformly random actions before learning
     :param ent_coef: Temperature, learned from 0.01 on
     :param target_entropy: "auto" is minus HALF the number of actions
+    :raises ValueError: If an argument is out of its range.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {

@@ -141,7 +141,9 @@ class SimbaV2Policy(CategoricalPolicy, SimbaPolicy):
 
 class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):
     """
-    SimbaV2 at the original's hyperparameters for all its benchmarks.
+    SimbaV2 at the original's hyperparameters for dm_control, HumanoidBench and MyoSuite, where it takes every action twice and
+    makes two updates a step. On Gymnasium's MuJoCo tasks it repeats none and makes one update a step: pass
+    ``gradient_steps=1`` there.
 
     SAC with features and weights on the unit sphere, a categorical critic, rewards scaled by running return statistics,
     normalised observations, and a learning rate that falls.
@@ -162,7 +164,7 @@ class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):
     :param episodic: Whether episodes can end otherwise than by a time limit. If so there are two critics and the smaller
         of them counts (CDQ), else a single one. dm_control's never do.
     :param gamma: Discount, or "auto" for SimBa's, from the environment's time limit
-    :param gradient_steps: Batches, and updates, for each step (UTD)
+    :param gradient_steps: Batches, and updates, for each step (UTD). The original's is its action repeat.
     :param learning_starts: Steps of uniformly random actions before learning
     :param ent_coef: Temperature, learned from 0.01 on
     :param target_entropy: "auto" is minus HALF the number of actions

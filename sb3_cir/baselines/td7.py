@@ -3,6 +3,7 @@ TD7 (Fujimoto et al., NeurIPS 2023, https://arxiv.org/abs/2306.02451), after the
 with state-action embeddings, prioritised replay and policy checkpoints.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import FusedAdam
+from sb3_cir.policies import FusedAdam, check_fixed_arguments
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import frozen, minimise
 
@@ -93,7 +94,9 @@ class TD7Critic(ContinuousCritic):
         :param zs: Embedding of the state, ``(batch, embedding_dim)``
         :return: ``(batch, n_critics)``
         """
-        x = th.cat([self.extract_features(obs, self.features_extractor), actions], dim=1)
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            observed = self.extract_features(obs, self.features_extractor)
+        x = th.cat([observed, actions], dim=1)
         features = self.input(x.expand(self.n_critics, *x.shape))
         embeddings = th.cat([zsa, zs], dim=1).expand(self.n_critics, -1, -1)
         q_values: th.Tensor = self.q_network(th.cat([features, embeddings], dim=2))
@@ -110,7 +113,9 @@ class TD7Policy(TD3Policy):
     :param net_arch: Hidden layers of actor and critics. Default: the original's ``[256, 256]``.
     :param encoder_width: Size of the encoder's layers and of the embeddings
     :param optimizer_class: Optimiser of actor, critics and encoder
-    :param kwargs: What else SB3's ``TD3Policy`` takes
+    :param kwargs: What else SB3's ``TD3Policy`` takes. Actor, critics and encoder see observations through a
+        ``features_extractor_class`` alone, each through one of its own. With ``share_features_extractor`` the critics use the
+        actor's, which learns by the actor's loss alone.
     """
 
     def __init__(
@@ -131,6 +136,10 @@ class TD7Policy(TD3Policy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         super()._build(lr_schedule)
+        if self.share_features_extractor:
+            # The actor's update holds still what the critics' optimiser has.
+            own = [each for name, each in self.critic.named_parameters() if not name.startswith("features_extractor.")]
+            self.critic.optimizer = self.optimizer_class(own, lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
         self.encoder = self._make_encoder()
         self.encoder_optimizer = self.optimizer_class(
             self.encoder.parameters(),
@@ -147,8 +156,12 @@ class TD7Policy(TD3Policy):
             fixed.requires_grad_(False)
 
     def _make_encoder(self) -> DynamicsEncoder:
-        features_dim = self.actor.features_dim
-        return DynamicsEncoder(features_dim, get_action_dim(self.action_space), self.encoder_width).to(self.device)
+        n_actions = get_action_dim(self.action_space)
+        encoder = DynamicsEncoder(self.actor.features_dim, n_actions, self.encoder_width)
+        # By name, so that the layers behind it keep theirs.
+        layers = dict(encoder.state.named_children())
+        encoder.state = nn.Sequential(OrderedDict(features=self.make_features_extractor(), **layers))
+        return encoder.to(self.device)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         kwargs = self._update_features_extractor(self.actor_kwargs, features_extractor)
@@ -159,11 +172,29 @@ class TD7Policy(TD3Policy):
         return TD7Critic(**kwargs, embedding_dim=self.encoder_width).to(self.device)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        pair = (self.checkpoint_actor, self.checkpoint_encoder) if self.from_checkpoint else (self.actor, self.fixed_encoder)
-        actor, encoder = pair
         assert isinstance(observation, th.Tensor)
-        actions: th.Tensor = actor(observation, encoder.state(observation.float()))
+        if not self.from_checkpoint:
+            return self.act(observation)
+        actions: th.Tensor = self.checkpoint_actor(observation, self.checkpoint_encoder.state(observation.float()))
         return actions
+
+    def act(self, obs: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :return: Actions of the actor that learns, ``(batch, n_actions)`` in [-1, 1]
+        """
+        actions: th.Tensor = self.actor(obs, self.fixed_encoder.state(obs.float()))
+        return actions
+
+    def q_values(self, obs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :return: The critics' values, ``(batch, n_critics)``
+        """
+        zs = self.fixed_encoder.state(obs.float())
+        q_values: th.Tensor = self.critic(obs, actions, self.fixed_encoder.predict(zs, actions), zs)
+        return q_values
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -216,7 +247,8 @@ class TD7(Resumable, TD3):
     :param steps_before_checkpointing: Updates after which a policy is assessed for more than one episode
     :param max_eps_when_checkpointing: Episodes for which it is from then on
     :param reset_weight: What the best return so far is multiplied with at that moment
-    :raises ValueError: If observations are no vectors, or if there are several environments.
+    :raises ValueError: If observations are no vectors, if there are several environments, or if an argument is given that the
+        method fixes.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": TD7Policy}
@@ -246,6 +278,7 @@ class TD7(Resumable, TD3):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ):
+        check_fixed_arguments(type(self), kwargs)
         super().__init__(
             # By its name SB3 would send Dict observations to a policy that there is not.
             self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
@@ -277,6 +310,7 @@ class TD7(Resumable, TD3):
         self.min_return = NOT_YET
         self.best_min_return = -NOT_YET
         self._episode_return = 0.0
+        self._episode_start = 0  # the step of the run that it began at
         # Targets so far, and what they are clipped to: 0 until the first copy to the target networks
         self.max_value, self.min_value = -NOT_YET, NOT_YET
         self.max_target, self.min_target = 0.0, 0.0
@@ -298,9 +332,11 @@ class TD7(Resumable, TD3):
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:
         if reset_num_timesteps:  # random actions come first again, as in all of SB3
             self.learning = 0
-        if reset_num_timesteps or self._last_obs is None:  # a new episode begins
-            self._episode_return = 0.0
-        return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)
+        new_episode = reset_num_timesteps or self._last_obs is None
+        ready = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)
+        if new_episode:
+            self._episode_return, self._episode_start = 0.0, self.num_timesteps
+        return ready
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -327,15 +363,17 @@ class TD7(Resumable, TD3):
         """
         Called at the end of each episode: judge the policy by it, and train if its assessment is over.
 
-        :param gradient_steps: Steps of the episode
+        :param gradient_steps: Steps of the rollout. They are less than the episode's where a callback had ended a run in its
+            middle, so that they do not count.
         :param batch_size: Transitions in a batch
         """
-        episode_return, self._episode_return = self._episode_return, 0.0
+        episode_return, n_steps = self._episode_return, self.num_timesteps - self._episode_start
+        self._episode_return, self._episode_start = 0.0, self.num_timesteps
         if not self.learning:
             self.learning = 1
             return
         self.eps_since_update += 1
-        self.timesteps_since_update += gradient_steps
+        self.timesteps_since_update += n_steps
         self.min_return = min(self.min_return, episode_return)
         worse = self.min_return < self.best_min_return
         if not worse and self.eps_since_update < self.max_eps_before_update:
