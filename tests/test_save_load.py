@@ -105,6 +105,21 @@ def test_set_parameters_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not th.equal(model.log_ent_coef, other.log_ent_coef)
 
 
+@pytest.mark.parametrize("name", ["model_v1.0", "model"])
+def test_a_suffix_may_be_left_out(tmp_path: Path, name: str) -> None:
+    """Whatever dots are in the name, and whatever folder is beside it."""
+    model = small("Pendulum-v1").learn(30)
+    model.save(tmp_path / f"{name}.zip")
+    model.save_replay_buffer(tmp_path / f"{name}.safetensors")
+    (tmp_path / name).mkdir()
+    loaded = CIR.load(tmp_path / name, device="cpu")
+    loaded.load_replay_buffer(str(tmp_path / name))
+    assert not changed(weights(model), loaded)
+    assert loaded.replay_buffer.pos == 30
+    with pytest.raises(FileNotFoundError, match=r"model_v2\.0"):
+        CIR.load(tmp_path / "model_v2.0")
+
+
 BUFFERS: dict[str, Callable[[], Any]] = {
     "vector": lambda: small("Pendulum-v1"),
     "full": lambda: small("Pendulum-v1", buffer_size=30),

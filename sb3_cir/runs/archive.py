@@ -135,7 +135,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
     :return: What it holds. Nothing was unpickled.
     :raises ValueError: If it is damaged, or another algorithm's.
     """
-    what, content = _bytes(path, "zip")
+    what, content = _bytes(path)
     members = files.unpack_archive(content, what)
     if options.print_system_info and SYSTEM in members:
         print("== SAVED MODEL SYSTEM INFO ==")
@@ -158,14 +158,12 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
     )
 
 
-def _bytes(path: File, suffix: str) -> tuple[str, bytes]:
+def _bytes(path: File) -> tuple[str, bytes]:
     """:return: The file's name, and what is in it"""
     if not isinstance(path, (str, pathlib.Path)):
         path.seek(0)  # Where it was left does not matter to SB3 either: a zip is read from its end.
         return str(getattr(path, "name", path)), path.read()
-    found = Path(path)
-    if not found.exists() and not found.suffix:
-        found = found.with_suffix(f".{suffix}")
+    found = files.find(path, ".zip")
     return found.name, files.read_regular(found)
 
 
@@ -403,8 +401,8 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     :param unpickle: SB3's own ``load_replay_buffer``
     :raises ValueError: If it does not fit, or is a pickle that is not trusted.
     """
-    if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
-        path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
+    if isinstance(path, (str, pathlib.Path)):
+        path = files.find(path, ".safetensors", ".pkl")
     what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
     if files.is_trusted_pickle(path, trusted, what):
         unpickle(path, truncate)
