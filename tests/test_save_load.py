@@ -1,5 +1,7 @@
 """Models on disk: what comes back, and what an interrupted run leaves."""
 
+import copy
+import io
 import os
 import signal
 import subprocess
@@ -103,6 +105,29 @@ def test_set_parameters_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other.set_parameters(str(tmp_path / "model"))
     assert same_tensors(model.get_parameters(), other.get_parameters())
     assert not th.equal(model.log_ent_coef, other.log_ent_coef)
+
+
+@pytest.mark.parametrize("sb3s_format", [False, True])
+def test_set_parameters_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sb3s_format: bool) -> None:
+    """What a file has is set and the rest stays, as with SB3; also where the file has more."""
+    monkeypatch.setattr(CIR, "sb3_archives", sb3s_format)
+    fixed, learned = small("Pendulum-v1", ent_coef=0.1).learn(30), small("Pendulum-v1", seed=1).learn(30)
+    for saved, other in ((fixed, learned), (learned, fixed)):
+        file = io.BytesIO()
+        saved.save(file)
+        with pytest.raises(
+            ValueError, match=r"has actor.optimizer.*, this model .*: exact_match=False takes what both have\.$"
+        ):
+            other.set_parameters(file)
+        temperature = copy.deepcopy(learned.ent_coef_optimizer.state_dict())
+        with th.no_grad():
+            other.actor.mu.weight.zero_()
+        other.set_parameters(file, exact_match=False)
+        for name in ("policy", "actor.optimizer", "critic.optimizer"):
+            assert same_tensors(saved.get_parameters()[name], other.get_parameters()[name])
+        assert same_tensors(temperature, learned.ent_coef_optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"policy_kwargs, or the environment, are not those of .*BytesIO"):
+        small("Pendulum-v1", policy_kwargs=dict(net_arch=[8, 8])).set_parameters(file, exact_match=False)
 
 
 @pytest.mark.parametrize("name", ["model_v1.0", "model"])

@@ -239,9 +239,16 @@ class Resumable(OffPolicyAlgorithm):
         exact_match: bool = True,
         device: th.device | str = "auto",
     ) -> None:
-        """As SB3's, from a model that was saved in either format too."""
+        """
+        As SB3's, from a model that was saved in either format too.
+
+        :param load_path_or_dict: The file, or what ``get_parameters()`` gave
+        :param exact_match: Whether all of the model's networks and optimisers must be there. Otherwise what is there is set.
+        :param device: Without a meaning for files: what is in them is copied to where the model is.
+        :raises ValueError: If something is missing, is too much, or has another shape; or if the file is another algorithm's.
+        """
         if not isinstance(load_path_or_dict, dict):
-            archive.put_parameters(self, load_path_or_dict)
+            archive.put_parameters(self, load_path_or_dict, exact_match)
             return
         super().set_parameters(load_path_or_dict, exact_match, device)
 

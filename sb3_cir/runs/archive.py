@@ -344,10 +344,11 @@ def _for_its_environments(model: OffPolicyAlgorithm, content: Content) -> dict[s
     return content.arrays | {name: own[name] for name in names}
 
 
-def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
+def put_parameters(model: OffPolicyAlgorithm, path: File, exact_match: bool) -> None:
     """
     :param model: A model, which gets networks and optimisers of another
     :param path: Where that was saved
+    :param exact_match: Whether it must have all that this one has, and nothing else. Otherwise what both have is taken.
     :raises ValueError: If they do not fit.
     """
     content = read(type(model), path, READ_ALONE)
@@ -358,9 +359,17 @@ def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
         if not name.startswith(parameters.VARIABLES)
     }
     arrays |= {name: array for name, array in own.items() if name.startswith(parameters.VARIABLES)}
+    rates = content.rates
+    if not exact_match:
+        arrays, rates = parameters.of_both(model, arrays, rates, content.what)
+    elif rates.keys() != parameters.optimizers(model).keys():
+        raise ValueError(
+            f"{content.what} has {', '.join(rates)}, this model {', '.join(parameters.optimizers(model))}: "
+            "exact_match=False takes what both have."
+        )
     parameters.check(model, arrays, content.what, finite=False)
-    parameters.check_rates(model, content.rates, content.what)
-    parameters.put(model, arrays, content.rates)
+    parameters.check_rates(model, rates, content.what)
+    parameters.put(model, arrays, rates)
 
 
 # Replay buffers

@@ -217,6 +217,27 @@ def check_counts(value: Any, arrays: Mapping[str, np.ndarray], what: str) -> Non
         raise DamagedError(f"{what}: policy_kwargs has a {short(value)} in it, the largest of its arrays {most} rows.")
 
 
+def of_both(
+    model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[str, list[float]], what: str
+) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+    """
+    :param model: A model
+    :param arrays: What :func:`take` gave of another, or a part of it
+    :param rates: The other's :func:`learning_rates`
+    :param what: Where both are from, for a warning
+    :return: The same without what this model has not, and with its own in the place of what is missing
+    """
+    fixed, own = _fixed(model), learning_rates(model)
+    # An optimiser's moments are taken whole: those of a few parameters alone would be of two runs.
+    kept = {name: array for name, array in take(model).items() if name.partition("/")[0] not in rates}
+    taken = {
+        name: array
+        for name, array in unwrapped(arrays, fixed, what).items()
+        if name in fixed or name.partition("/")[0] in own.keys() & rates.keys()
+    }
+    return kept | taken, own | {name: rate for name, rate in rates.items() if name in own}
+
+
 class _WithoutMemory(TorchFunctionMode):
     """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
 
