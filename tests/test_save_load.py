@@ -26,6 +26,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from sb3_cir import CIR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback
 from sb3_cir.runs import rows
 
@@ -128,6 +129,31 @@ def test_set_parameters_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert same_tensors(temperature, learned.ent_coef_optimizer.state_dict())
     with pytest.raises(ValueError, match=r"policy_kwargs, or the environment, are not those of .*BytesIO"):
         small("Pendulum-v1", policy_kwargs=dict(net_arch=[8, 8])).set_parameters(file, exact_match=False)
+
+
+class Named(th.optim.SGD):
+    """With arguments that it must be given, and does not keep by their names."""
+
+    def __init__(self, params: Any, lr: float, k: float):
+        super().__init__(params, lr=lr, momentum=k)
+        self.k = k
+
+    def step(self, closure: Any = None) -> None:
+        assert self.k == 0.3
+        super().step(closure)
+
+
+def test_an_optimizer_that_asks_for_arguments(tmp_path: Path) -> None:
+    policy_kwargs = dict(optimizer_class=Named, optimizer_kwargs=dict(k=0.3))
+    model = small("Pendulum-v1", policy_kwargs=policy_kwargs).learn(30, callback=Checkpoint(30, tmp_path / "run"))
+    model.save(tmp_path / "model")
+    loaded = CIR.load(tmp_path / "model", device="cpu")
+    resumed = CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu", policy_kwargs=model.policy_kwargs)
+    before = weights(model)
+    for each in (loaded, resumed):
+        assert same_tensors(model.get_parameters(), each.get_parameters())
+        assert "momentum_buffer" in each.critic.optimizer.state_dict()["state"][0]
+    assert not changed(before, model)
 
 
 @pytest.mark.parametrize("name", ["model_v1.0", "model"])

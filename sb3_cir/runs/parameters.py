@@ -6,6 +6,7 @@ what it replaces and copied into it. Nothing of a file becomes a part of the mod
 end of moments that are too small.
 """
 
+import copy
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -331,7 +332,12 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
     kind: Any = type(optimizer)  # whose arguments are not those of their base class
-    other = kind(groups)
+    try:
+        other = kind(groups)
+    except TypeError:  # It asks for more, such as a learning rate, which nobody here knows the names of.
+        other = object.__new__(kind)
+        vars(other).update(copy.deepcopy(vars(optimizer)))
+        other.state.clear()
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()
