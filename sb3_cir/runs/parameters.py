@@ -257,7 +257,8 @@ def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
     :param what: Where they are from, for the error
     :raises DamagedError: If they have not.
     """
-    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.SGD, optimizer_kwargs=None)
+    # An optimiser that any policy can do with.
+    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.Adam, optimizer_kwargs=None)
     try:
         with th.device("meta"), _WithoutMemory():
             policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
