@@ -28,7 +28,7 @@ from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback
-from sb3_cir.runs import rows
+from sb3_cir.runs import arguments, rows
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
@@ -154,6 +154,43 @@ def test_an_optimizer_that_asks_for_arguments(tmp_path: Path) -> None:
         assert same_tensors(model.get_parameters(), each.get_parameters())
         assert "momentum_buffer" in each.critic.optimizer.state_dict()["state"][0]
     assert not changed(before, model)
+
+
+# What constructors take though they declare something else.
+OTHER_KINDS: list[dict[str, Any]] = [
+    dict(
+        buffer_size=np.int64(500),
+        learning_starts=np.int64(20),
+        batch_size=np.int64(16),
+        gradient_steps=np.int64(2),
+        n_steps=np.int64(3),
+        target_update_interval=np.int64(2),
+        sde_sample_freq=np.int64(4),
+        sample_reuse=np.int64(3),
+        gamma=np.float32(0.9),
+        tau=np.float32(0.1),
+        ent_coef=np.float32(0.1),
+        convex_coef=np.float32(0.5),
+        entropy_in_target=np.bool_(False),
+    ),
+    dict(verbose=True, use_sde=1, entropy_in_target=0, sample_reuse=3.0, gradient_steps=-2, sde_sample_freq=-2, compile=0),
+]
+
+
+@pytest.mark.parametrize("given", OTHER_KINDS, ids=["numpy", "switches"])
+def test_values_of_other_kinds(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Each alone passes the look at what a file says; together they are loaded, trusted or not, and resumed."""
+    for name, value in given.items():
+        arguments.check(CIR, {name: value}, "a file")
+    model = small("Pendulum-v1", tensorboard_log=tmp_path / "logs", **given)
+    model.learn(30, callback=Checkpoint(30, tmp_path / "run")).save(tmp_path / "model")
+    loaded = [CIR.load(tmp_path / "model", device="cpu", trusted=trusted) for trusted in (True, False)]
+    assert [each.tensorboard_log for each in loaded] == [tmp_path / "logs", None]
+    with pytest.warns(UserWarning, match=rf"tensorboard_log was {tmp_path / 'logs'}, which only you can say"):
+        loaded.append(CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu"))
+    for each in loaded:
+        assert {name: getattr(each, arguments.attribute(name)) for name in given} == given
+        assert same_tensors(model.get_parameters(), each.get_parameters())
 
 
 @pytest.mark.parametrize("name", ["model_v1.0", "model"])
