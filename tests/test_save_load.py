@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,42 @@ def test_an_optimizer_that_asks_for_arguments(tmp_path: Path) -> None:
         assert same_tensors(model.get_parameters(), each.get_parameters())
         assert "momentum_buffer" in each.critic.optimizer.state_dict()["state"][0]
     assert not changed(before, model)
+
+
+class Narrow(CIR):
+    """Fixes arguments of its base class."""
+
+    discount = 0.95
+
+    def __init__(self, env: Any, width: int = 16, **kwargs: Any):
+        self.width = width
+        super().__init__("MlpPolicy", env, policy_kwargs=dict(net_arch=[width] * 2), gamma=self.discount, **kwargs)
+
+
+def test_a_class_that_fixes_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of its own loads without a word. Where the class has changed since, a file that is not trusted leaves it so."""
+    model = Narrow("Pendulum-v1", width=8, learning_starts=20, batch_size=16, buffer_size=500, tau=0.1, device="cpu")
+    model.learn(30, callback=Checkpoint(30, tmp_path / "run")).save(tmp_path / "model")
+
+    def load(trusted: bool) -> Narrow:
+        return Narrow.load(tmp_path / "model", device="cpu", trusted=trusted)
+
+    def resume() -> Narrow:
+        return Narrow.resume(tmp_path / "run", "Pendulum-v1", "cpu")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loaded in (load(True), load(False), resume(), Narrow.load(tmp_path / "model", device="cpu", gamma=0.9)):
+            assert same_tensors(model.get_parameters(), loaded.get_parameters())
+            assert (loaded.width, loaded.tau, loaded.policy_class) == (8, 0.1, model.policy_class)
+        assert (resume().gamma, loaded.gamma) == (0.95, 0.9)
+    monkeypatch.setattr(Narrow, "discount", 0.97)
+    assert load(True).gamma == 0.95
+    for again in (lambda: load(False), resume):
+        with pytest.warns(UserWarning, match=r"The model has other settings than .*\.zip \(gamma: 0\.95 → 0\.97\)\.$"):
+            assert again().gamma == 0.97
+    with pytest.raises(ValueError, match=r"step_30\.zip: .* multiple values for .*'gamma'"):
+        Narrow.resume(tmp_path / "run", "Pendulum-v1", "cpu", gamma=0.9)
 
 
 # What constructors take though they declare something else.

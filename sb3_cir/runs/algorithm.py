@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -90,16 +90,18 @@ class Resumable(OffPolicyAlgorithm):
         parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)
         if not isinstance(env, VecEnv):  # whose errors are not the file's
             env = cls._wrap_env(maybe_make_env(env, 0))
-        make: Any = functools.partial(cls, env=env, device=device, **read, **kwargs)
+        fixed: list[str] = []
         with arguments.constructing(cls, what):
             if arguments.takes(cls, "_init_setup_model"):
-                model: Self = make(_init_setup_model=False)
+                model, fixed = arguments.construct(cls, read, env=env, device=device, **kwargs)
                 parameters.rehearse(model, stored.arrays, what)
                 model._setup_model()
             else:
-                model = make()
+                model = cls(env=env, device=device, **read, **kwargs)
         model._restore(stored)
-        return model  # what differs was asked for by name
+        # What else differs was asked for by name.
+        arguments.warn_of_differences(model, {name: stored.manifest.arguments[name] for name in fixed}, what)
+        return cast(Self, model)
 
     def restore(self, place: str | os.PathLike[str]) -> None:
         """
@@ -112,7 +114,7 @@ class Resumable(OffPolicyAlgorithm):
         stored = checkpoint.read(Path(place))
         checkpoint.check_class(type(self), stored.manifest.algorithm, str(stored.path))
         self._restore(stored)
-        arguments.warn_of_differences(self, stored.manifest.arguments)
+        arguments.warn_of_differences(self, stored.manifest.arguments, str(stored.path))
 
     def _restore(self, stored: Stored) -> None:
         state.check(self, stored)

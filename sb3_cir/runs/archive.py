@@ -302,9 +302,12 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
-        model = kind(env=env, device=options.device, _init_setup_model=False, **given)
+        model, fixed = arguments.construct(kind, given, env=env, device=options.device)
+        # As with SB3 a file has the last word. One that is not trusted leaves it to a class that gives an argument itself.
+        kept = [] if options.trusted else [name for name in fixed if name in read]
+        left_out = {*content.counters, *(named[name] for name in kept)}
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
-        vars(model).update({name: value for name, value in attributes.items() if name not in content.counters})
+        vars(model).update({name: value for name, value in attributes.items() if name not in left_out})
         model.n_envs = content.n_envs if env is None else env.num_envs
         if not options.trusted:
             arguments.check_noise(model.action_noise, model.action_space.shape, content.what)
@@ -321,6 +324,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     state.put_counters(model, counters)
     if model.use_sde:
         model.policy.reset_noise()
+    arguments.warn_of_differences(model, {name: content.plain[name] for name in kept if name in content.plain}, content.what)
     return model
 
 

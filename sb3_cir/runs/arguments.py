@@ -44,6 +44,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),
 }
 
+# What Python says where a constructor gives its base class an argument itself and passes on all that it gets besides.
+GIVEN_TWICE = re.compile(r"got multiple values for (?:keyword )?argument '(\w+)'")
+
 
 def names(kind: type) -> list[str]:
     """
@@ -158,6 +161,27 @@ def check_noise(noise: ActionNoise | None, shape: tuple[int, ...], what: str) ->
             raise DamagedError(f"{what}: action_noise has a {name} of {short(value)}, {shape} finite numbers were expected.")
 
 
+def construct(kind: type[Any], read: Mapping[str, Any], **given: Any) -> tuple[Any, list[str]]:
+    """
+    A class of somebody's own may give its base class an argument itself, which its signature does not tell.
+
+    :param kind: The class that is to be made
+    :param read: Its constructor's arguments from a file
+    :param given: Those that were asked for
+    :return: The model, which is not set up, and the names of what was read but is the class's to say
+    """
+    left, fixed = dict(read), list[str]()
+    while True:
+        try:
+            return kind(**left, **given, _init_setup_model=False), fixed
+        except TypeError as error:
+            found = GIVEN_TWICE.search(str(error))
+            if found is None or found[1] not in left:
+                raise
+            del left[found[1]]
+            fixed.append(found[1])
+
+
 @contextlib.contextmanager
 def constructing(kind: type, what: str) -> Iterator[None]:
     """
@@ -252,10 +276,11 @@ def read(kind: type, arguments: dict[str, Argument], given: dict[str, Any], what
     return read
 
 
-def warn_of_differences(model: OffPolicyAlgorithm, before: dict[str, Argument]) -> None:
+def warn_of_differences(model: OffPolicyAlgorithm, before: Mapping[str, Argument], what: str) -> None:
     """
-    :param model: A model that goes on with a run
-    :param before: The run's arguments. A warning names those that the model has otherwise.
+    :param model: A model that takes the place of another
+    :param before: The other's arguments. A warning names those that the model has otherwise.
+    :param what: Where they are from
     """
     ours = take(model)
     different = [
@@ -267,4 +292,4 @@ def warn_of_differences(model: OffPolicyAlgorithm, before: dict[str, Argument]) 
         and argument.value != before[name].value
     ]
     if different:
-        warnings.warn(f"The run goes on with other settings than it was begun with ({'; '.join(different)}).", stacklevel=3)
+        warnings.warn(f"The model has other settings than {what} ({'; '.join(different)}).", stacklevel=3)
