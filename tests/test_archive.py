@@ -256,6 +256,15 @@ def test_values_that_no_constructor_allows(tmp_path: Path, name: str, value: Any
         CIR.load(altered, device="cpu", trusted=False)
 
 
+def test_networks_are_compared_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those with weight decay, which not every optimiser has."""
+    _, path = saved(tmp_path, policy_kwargs=dict(critic_weight_decay=0.1))
+    altered = manifest(path, lambda said: said["arguments"]["policy_kwargs"]["value"].update(net_arch=[4000] * 16))
+    monkeypatch.setattr(CIR, "_setup_model", lambda self: pytest.fail("it was made"))
+    with pytest.raises(ValueError, match=r"altered\.zip: policy/.* is \(.*\) there, and"):
+        CIR.load(altered, device="cpu", trusted=False)
+
+
 def test_where_to_write_is_no_files_to_say(tmp_path: Path) -> None:
     _, path = saved(tmp_path)
     altered = manifest(path, lambda said: said["arguments"]["tensorboard_log"].update(value=str(tmp_path / "chosen")))

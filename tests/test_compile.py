@@ -235,6 +235,18 @@ def test_bfloat16() -> None:
     assert {parameter.dtype for parameter in model.policy.parameters()} == {th.float32}
 
 
+@pytest.mark.parametrize("kernel", ["foreach", "differentiable"])
+def test_another_kernel_of_adam(kernel: str) -> None:
+    """Which excludes the fused one; and it stays when the state of a fused one is loaded."""
+    fused = small("Pendulum-v1").learn(30)
+    model = small("Pendulum-v1", policy_kwargs=dict(optimizer_kwargs={kernel: True}))
+    model.set_parameters(copy.deepcopy(fused.get_parameters()))
+    for group in (*model.actor.optimizer.param_groups, *model.critic.optimizer.param_groups):
+        assert (group[kernel], group["fused"]) == (True, False)
+    if kernel == "foreach":
+        model.learn(30)
+
+
 def test_optimiser_goes_on_from_plain_adam() -> None:
     """As in models saved before the fused kernel was the default."""
     models = [

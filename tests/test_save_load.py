@@ -1,10 +1,13 @@
 """Models on disk: what comes back, and what an interrupted run leaves."""
 
+import copy
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +27,9 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from sb3_cir import CIR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback
-from sb3_cir.runs import rows
+from sb3_cir.runs import arguments, rows
 
 OBSERVATIONS = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
 
@@ -103,6 +107,142 @@ def test_set_parameters_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other.set_parameters(str(tmp_path / "model"))
     assert same_tensors(model.get_parameters(), other.get_parameters())
     assert not th.equal(model.log_ent_coef, other.log_ent_coef)
+
+
+@pytest.mark.parametrize("sb3s_format", [False, True])
+def test_set_parameters_of_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sb3s_format: bool) -> None:
+    """What a file has is set and the rest stays, as with SB3; also where the file has more."""
+    monkeypatch.setattr(CIR, "sb3_archives", sb3s_format)
+    fixed, learned = small("Pendulum-v1", ent_coef=0.1).learn(30), small("Pendulum-v1", seed=1).learn(30)
+    for saved, other in ((fixed, learned), (learned, fixed)):
+        file = io.BytesIO()
+        saved.save(file)
+        with pytest.raises(
+            ValueError, match=r"has actor.optimizer.*, this model .*: exact_match=False takes what both have\.$"
+        ):
+            other.set_parameters(file)
+        temperature = copy.deepcopy(learned.ent_coef_optimizer.state_dict())
+        with th.no_grad():
+            other.actor.mu.weight.zero_()
+        other.set_parameters(file, exact_match=False)
+        for name in ("policy", "actor.optimizer", "critic.optimizer"):
+            assert same_tensors(saved.get_parameters()[name], other.get_parameters()[name])
+        assert same_tensors(temperature, learned.ent_coef_optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"policy_kwargs, or the environment, are not those of .*BytesIO"):
+        small("Pendulum-v1", policy_kwargs=dict(net_arch=[8, 8])).set_parameters(file, exact_match=False)
+
+
+class Named(th.optim.SGD):
+    """With arguments that it must be given, and does not keep by their names."""
+
+    def __init__(self, params: Any, lr: float, k: float):
+        super().__init__(params, lr=lr, momentum=k)
+        self.k = k
+
+    def step(self, closure: Any = None) -> None:
+        assert self.k == 0.3
+        super().step(closure)
+
+
+def test_an_optimizer_that_asks_for_arguments(tmp_path: Path) -> None:
+    policy_kwargs = dict(optimizer_class=Named, optimizer_kwargs=dict(k=0.3))
+    model = small("Pendulum-v1", policy_kwargs=policy_kwargs).learn(30, callback=Checkpoint(30, tmp_path / "run"))
+    model.save(tmp_path / "model")
+    loaded = CIR.load(tmp_path / "model", device="cpu")
+    resumed = CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu", policy_kwargs=model.policy_kwargs)
+    before = weights(model)
+    for each in (loaded, resumed):
+        assert same_tensors(model.get_parameters(), each.get_parameters())
+        assert "momentum_buffer" in each.critic.optimizer.state_dict()["state"][0]
+    assert not changed(before, model)
+
+
+class Narrow(CIR):
+    """Fixes arguments of its base class."""
+
+    discount = 0.95
+
+    def __init__(self, env: Any, width: int = 16, **kwargs: Any):
+        self.width = width
+        super().__init__("MlpPolicy", env, policy_kwargs=dict(net_arch=[width] * 2), gamma=self.discount, **kwargs)
+
+
+def test_a_class_that_fixes_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of its own loads without a word. Where the class has changed since, a file that is not trusted leaves it so."""
+    model = Narrow("Pendulum-v1", width=8, learning_starts=20, batch_size=16, buffer_size=500, tau=0.1, device="cpu")
+    model.learn(30, callback=Checkpoint(30, tmp_path / "run")).save(tmp_path / "model")
+
+    def load(trusted: bool) -> Narrow:
+        return Narrow.load(tmp_path / "model", device="cpu", trusted=trusted)
+
+    def resume() -> Narrow:
+        return Narrow.resume(tmp_path / "run", "Pendulum-v1", "cpu")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loaded in (load(True), load(False), resume(), Narrow.load(tmp_path / "model", device="cpu", gamma=0.9)):
+            assert same_tensors(model.get_parameters(), loaded.get_parameters())
+            assert (loaded.width, loaded.tau, loaded.policy_class) == (8, 0.1, model.policy_class)
+        assert (resume().gamma, loaded.gamma) == (0.95, 0.9)
+    monkeypatch.setattr(Narrow, "discount", 0.97)
+    assert load(True).gamma == 0.95
+    for again in (lambda: load(False), resume):
+        with pytest.warns(UserWarning, match=r"The model has other settings than .*\.zip \(gamma: 0\.95 → 0\.97\)\.$"):
+            assert again().gamma == 0.97
+    with pytest.raises(ValueError, match=r"step_30\.zip: .* multiple values for .*'gamma'"):
+        Narrow.resume(tmp_path / "run", "Pendulum-v1", "cpu", gamma=0.9)
+
+
+# What constructors take though they declare something else.
+OTHER_KINDS: list[dict[str, Any]] = [
+    dict(
+        buffer_size=np.int64(500),
+        learning_starts=np.int64(20),
+        batch_size=np.int64(16),
+        gradient_steps=np.int64(2),
+        n_steps=np.int64(3),
+        target_update_interval=np.int64(2),
+        sde_sample_freq=np.int64(4),
+        sample_reuse=np.int64(3),
+        gamma=np.float32(0.9),
+        tau=np.float32(0.1),
+        ent_coef=np.float32(0.1),
+        convex_coef=np.float32(0.5),
+        entropy_in_target=np.bool_(False),
+    ),
+    dict(verbose=True, use_sde=1, entropy_in_target=0, sample_reuse=3.0, gradient_steps=-2, sde_sample_freq=-2, compile=0),
+]
+
+
+@pytest.mark.parametrize("given", OTHER_KINDS, ids=["numpy", "switches"])
+def test_values_of_other_kinds(tmp_path: Path, given: dict[str, Any]) -> None:
+    """Each alone passes the look at what a file says; together they are loaded, trusted or not, and resumed."""
+    for name, value in given.items():
+        arguments.check(CIR, {name: value}, "a file")
+    model = small("Pendulum-v1", tensorboard_log=tmp_path / "logs", **given)
+    model.learn(30, callback=Checkpoint(30, tmp_path / "run")).save(tmp_path / "model")
+    loaded = [CIR.load(tmp_path / "model", device="cpu", trusted=trusted) for trusted in (True, False)]
+    assert [each.tensorboard_log for each in loaded] == [tmp_path / "logs", None]
+    with pytest.warns(UserWarning, match=rf"tensorboard_log was {tmp_path / 'logs'}, which only you can say"):
+        loaded.append(CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu"))
+    for each in loaded:
+        assert {name: getattr(each, arguments.attribute(name)) for name in given} == given
+        assert same_tensors(model.get_parameters(), each.get_parameters())
+
+
+@pytest.mark.parametrize("name", ["model_v1.0", "model"])
+def test_a_suffix_may_be_left_out(tmp_path: Path, name: str) -> None:
+    """Whatever dots are in the name, and whatever folder is beside it."""
+    model = small("Pendulum-v1").learn(30)
+    model.save(tmp_path / f"{name}.zip")
+    model.save_replay_buffer(tmp_path / f"{name}.safetensors")
+    (tmp_path / name).mkdir()
+    loaded = CIR.load(tmp_path / name, device="cpu")
+    loaded.load_replay_buffer(str(tmp_path / name))
+    assert not changed(weights(model), loaded)
+    assert loaded.replay_buffer.pos == 30
+    with pytest.raises(FileNotFoundError, match=r"model_v2\.0"):
+        CIR.load(tmp_path / "model_v2.0")
 
 
 BUFFERS: dict[str, Callable[[], Any]] = {

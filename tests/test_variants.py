@@ -279,6 +279,10 @@ def test_own_critic_network() -> None:
         (dict(critic_network="NoTan"), "critic_network='NoTan': it must be one of 'CIR', 'NoTanh'"),
         (dict(actor_network="LN"), "actor_network='LN': it must be one of 'CIR', 'ActorLN', 'ActorCIR'"),
         (dict(critic_weight_decay=-1), "critic_weight_decay=-1: it must not be negative"),
+        (
+            dict(critic_weight_decay=0.1, optimizer_class=th.optim.RMSprop),
+            r"critic_weight_decay=0\.1: RMSprop has no decoupled weight decay; PyTorch's Adam and AdamW have\.",
+        ),
         (dict(actor_network="ActorCIR", net_arch=dict(pi=[16, 8], qf=[16])), r"net_arch\['pi'\]=\[16, 8\] has unequal widths"),
     ],
 )

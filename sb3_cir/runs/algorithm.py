@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterable
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -90,16 +90,18 @@ class Resumable(OffPolicyAlgorithm):
         parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)
         if not isinstance(env, VecEnv):  # whose errors are not the file's
             env = cls._wrap_env(maybe_make_env(env, 0))
-        make: Any = functools.partial(cls, env=env, device=device, **read, **kwargs)
+        fixed: list[str] = []
         with arguments.constructing(cls, what):
             if arguments.takes(cls, "_init_setup_model"):
-                model: Self = make(_init_setup_model=False)
+                model, fixed = arguments.construct(cls, read, env=env, device=device, **kwargs)
                 parameters.rehearse(model, stored.arrays, what)
                 model._setup_model()
             else:
-                model = make()
+                model = cls(env=env, device=device, **read, **kwargs)
         model._restore(stored)
-        return model  # what differs was asked for by name
+        # What else differs was asked for by name.
+        arguments.warn_of_differences(model, {name: stored.manifest.arguments[name] for name in fixed}, what)
+        return cast(Self, model)
 
     def restore(self, place: str | os.PathLike[str]) -> None:
         """
@@ -112,7 +114,7 @@ class Resumable(OffPolicyAlgorithm):
         stored = checkpoint.read(Path(place))
         checkpoint.check_class(type(self), stored.manifest.algorithm, str(stored.path))
         self._restore(stored)
-        arguments.warn_of_differences(self, stored.manifest.arguments)
+        arguments.warn_of_differences(self, stored.manifest.arguments, str(stored.path))
 
     def _restore(self, stored: Stored) -> None:
         state.check(self, stored)
@@ -239,9 +241,16 @@ class Resumable(OffPolicyAlgorithm):
         exact_match: bool = True,
         device: th.device | str = "auto",
     ) -> None:
-        """As SB3's, from a model that was saved in either format too."""
+        """
+        As SB3's, from a model that was saved in either format too.
+
+        :param load_path_or_dict: The file, or what ``get_parameters()`` gave
+        :param exact_match: Whether all of the model's networks and optimisers must be there. Otherwise what is there is set.
+        :param device: Without a meaning for files: what is in them is copied to where the model is.
+        :raises ValueError: If something is missing, is too much, or has another shape; or if the file is another algorithm's.
+        """
         if not isinstance(load_path_or_dict, dict):
-            archive.put_parameters(self, load_path_or_dict)
+            archive.put_parameters(self, load_path_or_dict, exact_match)
             return
         super().set_parameters(load_path_or_dict, exact_match, device)
 

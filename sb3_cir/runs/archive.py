@@ -135,7 +135,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
     :return: What it holds. Nothing was unpickled.
     :raises ValueError: If it is damaged, or another algorithm's.
     """
-    what, content = _bytes(path, "zip")
+    what, content = _bytes(path)
     members = files.unpack_archive(content, what)
     if options.print_system_info and SYSTEM in members:
         print("== SAVED MODEL SYSTEM INFO ==")
@@ -158,14 +158,12 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
     )
 
 
-def _bytes(path: File, suffix: str) -> tuple[str, bytes]:
+def _bytes(path: File) -> tuple[str, bytes]:
     """:return: The file's name, and what is in it"""
     if not isinstance(path, (str, pathlib.Path)):
         path.seek(0)  # Where it was left does not matter to SB3 either: a zip is read from its end.
         return str(getattr(path, "name", path)), path.read()
-    found = Path(path)
-    if not found.exists() and not found.suffix:
-        found = found.with_suffix(f".{suffix}")
+    found = files.find(path, ".zip")
     return found.name, files.read_regular(found)
 
 
@@ -304,9 +302,12 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
-        model = kind(env=env, device=options.device, _init_setup_model=False, **given)
+        model, fixed = arguments.construct(kind, given, env=env, device=options.device)
+        # As with SB3 a file has the last word. One that is not trusted leaves it to a class that gives an argument itself.
+        kept = [] if options.trusted else [name for name in fixed if name in read]
+        left_out = {*content.counters, *(named[name] for name in kept)}
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
-        vars(model).update({name: value for name, value in attributes.items() if name not in content.counters})
+        vars(model).update({name: value for name, value in attributes.items() if name not in left_out})
         model.n_envs = content.n_envs if env is None else env.num_envs
         if not options.trusted:
             arguments.check_noise(model.action_noise, model.action_space.shape, content.what)
@@ -323,6 +324,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     state.put_counters(model, counters)
     if model.use_sde:
         model.policy.reset_noise()
+    arguments.warn_of_differences(model, {name: content.plain[name] for name in kept if name in content.plain}, content.what)
     return model
 
 
@@ -346,10 +348,11 @@ def _for_its_environments(model: OffPolicyAlgorithm, content: Content) -> dict[s
     return content.arrays | {name: own[name] for name in names}
 
 
-def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
+def put_parameters(model: OffPolicyAlgorithm, path: File, exact_match: bool) -> None:
     """
     :param model: A model, which gets networks and optimisers of another
     :param path: Where that was saved
+    :param exact_match: Whether it must have all that this one has, and nothing else. Otherwise what both have is taken.
     :raises ValueError: If they do not fit.
     """
     content = read(type(model), path, READ_ALONE)
@@ -360,9 +363,17 @@ def put_parameters(model: OffPolicyAlgorithm, path: File) -> None:
         if not name.startswith(parameters.VARIABLES)
     }
     arrays |= {name: array for name, array in own.items() if name.startswith(parameters.VARIABLES)}
+    rates = content.rates
+    if not exact_match:
+        arrays, rates = parameters.of_both(model, arrays, rates, content.what)
+    elif rates.keys() != parameters.optimizers(model).keys():
+        raise ValueError(
+            f"{content.what} has {', '.join(rates)}, this model {', '.join(parameters.optimizers(model))}: "
+            "exact_match=False takes what both have."
+        )
     parameters.check(model, arrays, content.what, finite=False)
-    parameters.check_rates(model, content.rates, content.what)
-    parameters.put(model, arrays, content.rates)
+    parameters.check_rates(model, rates, content.what)
+    parameters.put(model, arrays, rates)
 
 
 # Replay buffers
@@ -403,8 +414,8 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
     :param unpickle: SB3's own ``load_replay_buffer``
     :raises ValueError: If it does not fit, or is a pickle that is not trusted.
     """
-    if isinstance(path, (str, pathlib.Path)) and not Path(path).suffix:
-        path = next((each for each in (Path(f"{path}.safetensors"), Path(f"{path}.pkl")) if each.exists()), Path(path))
+    if isinstance(path, (str, pathlib.Path)):
+        path = files.find(path, ".safetensors", ".pkl")
     what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
     if files.is_trusted_pickle(path, trusted, what):
         unpickle(path, truncate)

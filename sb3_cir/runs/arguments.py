@@ -3,6 +3,8 @@
 import contextlib
 import inspect
 import math
+import os
+import re
 import types
 import typing
 import warnings
@@ -31,16 +33,19 @@ LIMITS: dict[str, tuple[float, float]] = {
     "tau": (0, 1),
     "gamma": (0, 1),
     "train_freq": (1, 2**53),
-    "gradient_steps": (-1, 10**6),
+    "gradient_steps": (-(2**53), 10**6),  # below 0: as many as there were steps
     "n_steps": (1, 10**6),
     "ent_coef": (0, 1e6),
     "target_entropy": (-1e6, 1e6),
     "target_update_interval": (1, 2**53),
-    "sde_sample_freq": (-1, 2**53),
+    "sde_sample_freq": (-(2**53), 2**53),
     "stats_window_size": (1, 10**6),
     "verbose": (-(2**31), 2**31),
     "seed": (0, 2**32 - 1),
 }
+
+# What Python says where a constructor gives its base class an argument itself and passes on all that it gets besides.
+GIVEN_TWICE = re.compile(r"got multiple values for (?:keyword )?argument '(\w+)'")
 
 
 def names(kind: type) -> list[str]:
@@ -103,10 +108,11 @@ def check(kind: type, given: Mapping[str, Any], what: str) -> None:
     for name, value in given.items():
         if name in declared and value != declared[name][1] and not _fits(value, declared[name][0]):
             raise DamagedError(f"{what}: {name} is {short(value)}, {_words(declared[name][0])} was expected.")
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            least, most = LIMITS.get(name, (-math.inf, math.inf) if isinstance(value, float) else (-(2**53), 2**53))
-            if not least <= value <= most:
-                allowed = "a number" if math.isnan(value) else f"from {least} to {most}"
+        number = value.item() if isinstance(value, np.generic) else value
+        if isinstance(number, (int, float)):
+            least, most = LIMITS.get(name, (-math.inf, math.inf) if isinstance(number, float) else (-(2**53), 2**53))
+            if not least <= number <= most:
+                allowed = "a number" if math.isnan(number) else f"from {least} to {most}"
                 raise DamagedError(f"{what}: {name} is {short(value)}, it must be {allowed}.")
 
 
@@ -115,18 +121,22 @@ def _alternatives(declared: Any) -> tuple[Any, ...]:
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Numbers, texts and switches must be declared; a class and an object must be of a declared kind."""
+    """
+    Numbers, texts and switches must be declared; a class and an object must be of a declared kind. Constructors look at no
+    declaration, so that a number of NumPy's, a switch that is 0 or 1, and a path do in the place of what is declared.
+    """
     kinds = [typing.get_origin(kind) or kind for kind in _alternatives(declared)]
-    if Any in kinds:
+    if Any in kinds or type(value) in kinds:
         return True
-    if isinstance(value, bool) or value is None:
-        return type(value) in kinds
-    if isinstance(value, int):
-        return int in kinds or float in kinds
-    if isinstance(value, float):
-        return float in kinds or (int in kinds and value.is_integer())
-    if isinstance(value, str):
-        return str in kinds
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (int, float)):
+        whole = isinstance(value, int) or value.is_integer()
+        return float in kinds or (int in kinds and whole) or (bool in kinds and value in (0, 1))
+    if isinstance(value, (str, os.PathLike)) and str in kinds:
+        return True
+    if isinstance(value, str) or value is None:
+        return False
     others = [kind for kind in kinds if isinstance(kind, type)]
     return isinstance(value, tuple(others)) if others else callable(value)
 
@@ -149,6 +159,27 @@ def check_noise(noise: ActionNoise | None, shape: tuple[int, ...], what: str) ->
         array = np.zeros(()) if value is None else np.asarray(value)
         if array.dtype.kind not in "biuf" or array.shape not in ((), (1,), shape) or not np.isfinite(array).all():
             raise DamagedError(f"{what}: action_noise has a {name} of {short(value)}, {shape} finite numbers were expected.")
+
+
+def construct(kind: type[Any], read: Mapping[str, Any], **given: Any) -> tuple[Any, list[str]]:
+    """
+    A class of somebody's own may give its base class an argument itself, which its signature does not tell.
+
+    :param kind: The class that is to be made
+    :param read: Its constructor's arguments from a file
+    :param given: Those that were asked for
+    :return: The model, which is not set up, and the names of what was read but is the class's to say
+    """
+    left, fixed = dict(read), list[str]()
+    while True:
+        try:
+            return kind(**left, **given, _init_setup_model=False), fixed
+        except TypeError as error:
+            found = GIVEN_TWICE.search(str(error))
+            if found is None or found[1] not in left:
+                raise
+            del left[found[1]]
+            fixed.append(found[1])
 
 
 @contextlib.contextmanager
@@ -184,6 +215,7 @@ def values(model: OffPolicyAlgorithm) -> dict[str, Any]:
         kept["replay_buffer_kwargs"] = {
             name: value for name, value in model.replay_buffer_kwargs.items() if name not in ("n_steps", "gamma")
         }
+    kept |= {name: os.fspath(kept[name]) for name in PATHS & kept.keys() if isinstance(kept[name], os.PathLike)}
     return kept
 
 
@@ -244,10 +276,11 @@ def read(kind: type, arguments: dict[str, Argument], given: dict[str, Any], what
     return read
 
 
-def warn_of_differences(model: OffPolicyAlgorithm, before: dict[str, Argument]) -> None:
+def warn_of_differences(model: OffPolicyAlgorithm, before: Mapping[str, Argument], what: str) -> None:
     """
-    :param model: A model that goes on with a run
-    :param before: The run's arguments. A warning names those that the model has otherwise.
+    :param model: A model that takes the place of another
+    :param before: The other's arguments. A warning names those that the model has otherwise.
+    :param what: Where they are from
     """
     ours = take(model)
     different = [
@@ -259,4 +292,4 @@ def warn_of_differences(model: OffPolicyAlgorithm, before: dict[str, Argument]) 
         and argument.value != before[name].value
     ]
     if different:
-        warnings.warn(f"The run goes on with other settings than it was begun with ({'; '.join(different)}).", stacklevel=3)
+        warnings.warn(f"The model has other settings than {what} ({'; '.join(different)}).", stacklevel=3)

@@ -130,6 +130,16 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> Non
         safetensors.numpy.save_file(_contiguous(arrays), part, metadata={NOTE: note})
 
 
+def find(path: str | Path, *suffixes: str) -> Path:
+    """
+    :param path: A file to be read, as a user writes it
+    :param suffixes: What may be left out at its end
+    :return: The file of this very name, else the first that there is with a suffix: as with SB3, whatever dots are in the name
+    """
+    places = [Path(path), *(Path(f"{path}{suffix}") for suffix in suffixes)]
+    return next((place for place in places if place.is_file()), places[0])
+
+
 def place_for_arrays(path: str | Path) -> Path:
     """
     :param path: Where arrays are to be written

@@ -6,6 +6,7 @@ what it replaces and copied into it. Nothing of a file becomes a part of the mod
 end of moments that are too small.
 """
 
+import copy
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -217,6 +218,27 @@ def check_counts(value: Any, arrays: Mapping[str, np.ndarray], what: str) -> Non
         raise DamagedError(f"{what}: policy_kwargs has a {short(value)} in it, the largest of its arrays {most} rows.")
 
 
+def of_both(
+    model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[str, list[float]], what: str
+) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
+    """
+    :param model: A model
+    :param arrays: What :func:`take` gave of another, or a part of it
+    :param rates: The other's :func:`learning_rates`
+    :param what: Where both are from, for a warning
+    :return: The same without what this model has not, and with its own in the place of what is missing
+    """
+    fixed, own = _fixed(model), learning_rates(model)
+    # An optimiser's moments are taken whole: those of a few parameters alone would be of two runs.
+    kept = {name: array for name, array in take(model).items() if name.partition("/")[0] not in rates}
+    taken = {
+        name: array
+        for name, array in unwrapped(arrays, fixed, what).items()
+        if name in fixed or name.partition("/")[0] in own.keys() & rates.keys()
+    }
+    return kept | taken, own | {name: rate for name, rate in rates.items() if name in own}
+
+
 class _WithoutMemory(TorchFunctionMode):
     """Networks are built without memory for their numbers, and stay so when they are sent to a device."""
 
@@ -235,7 +257,8 @@ def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
     :param what: Where they are from, for the error
     :raises DamagedError: If they have not.
     """
-    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.SGD, optimizer_kwargs=None)
+    # An optimiser that any policy can do with.
+    kwargs = model.policy_kwargs | dict(optimizer_class=th.optim.Adam, optimizer_kwargs=None)
     try:
         with th.device("meta"), _WithoutMemory():
             policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
@@ -310,7 +333,12 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
         group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
     ]
     kind: Any = type(optimizer)  # whose arguments are not those of their base class
-    other = kind(groups)
+    try:
+        other = kind(groups)
+    except TypeError:  # It asks for more, such as a learning rate, which nobody here knows the names of.
+        other = object.__new__(kind)
+        vars(other).update(copy.deepcopy(vars(optimizer)))
+        other.state.clear()
     for parameter in _parameters(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()
