@@ -735,6 +735,40 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
     assert second[2].last_time_trigger == 100
 
 
+def test_a_count_that_is_called_as_sb3s_lists(tmp_path: Path) -> None:
+    class Mine(BaseCallback):
+        def __init__(self):
+            super().__init__()
+            self.evaluations_done, self.evaluations_results = 0, 0.0
+
+        def _on_step(self) -> bool:
+            self.evaluations_done += 1
+            self.evaluations_results += 0.5
+            return True
+
+    small(Walk()).learn(20, callback=[Checkpoint(20, tmp_path), Mine()])
+    mine = Mine()
+    CIR.resume(tmp_path, Walk()).learn(21, callback=mine)
+    assert (mine.evaluations_done, mine.evaluations_results) == (21, 10.5)
+
+
+def test_a_checkpoint_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
+    """Also where only what it says of callbacks cannot be: an older one is kept in its place."""
+
+    class Spoil(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 45:
+                path = tmp_path / "step_40.zip"
+                members = files.unpack_archive(path.read_bytes(), "")
+                said = json.loads(members["manifest.json"])
+                said["callbacks"]["Spoil"] = [{"n_calls": -1}]
+                path.write_bytes(files.pack_archive(members | {"manifest.json": json.dumps(said)}).getvalue())
+            return True
+
+    small(Walk()).learn(60, callback=[Checkpoint(20, tmp_path), Spoil()])
+    assert [step for step, _ in checkpoints(tmp_path)] == [60, 20]
+
+
 def test_numbers_of_episodes(tmp_path: Path) -> None:
     """Also those that ``Monitor`` was asked for."""
 

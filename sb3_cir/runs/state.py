@@ -411,9 +411,8 @@ def check_callbacks(saved: Mapping[str, list[dict[str, Any]]], what: str) -> Non
     for kind, states in saved.items():
         for each in states:
             for name, value in each.items():
-                listed = name.startswith("evaluations_")  # SB3's EvalCallback's
                 whole = name == "n_calls" and not (isinstance(value, int) and value >= 0)
-                if whole or (value is not None and not _is_result(value)) or (listed and not isinstance(value, list)):
+                if whole or (value is not None and not _is_result(value)):
                     raise DamagedError(f"{what}: {short(kind)}'s {short(name)} cannot be {short(value)}")
 
 
