@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.runs import files, resumable, rows
+from sb3_cir.runs.checkpoint import read
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.runs.plain import from_plain, to_plain
 from sb3_cir.runs.watch import FailedEnvError
@@ -733,6 +735,37 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
     assert (mine.limit, mine.path, mine.name, mine._most) == (5, "there", "there", 10)
     assert (mine.seen, mine.sums[:3], mine.array.tolist(), mine.pair) == (106, [1, 2, 3], [106.0, 106.0], (106, -106))
     assert second[2].last_time_trigger == 100
+
+
+class Clock(BaseCallback):
+    """Counts, and notes when this start of a run began, as one that ends it before the cluster does."""
+
+    def __init__(self, began: list[float]):
+        super().__init__()
+        self.steps, self.times = 0, iter(began)
+
+    def _on_training_start(self) -> None:
+        self.start, self.here = next(self.times), 0
+
+    def _on_step(self) -> bool:
+        self.steps += 1
+        self.here += 1
+        return True
+
+
+@pytest.mark.parametrize("inside", [lambda clock: clock, lambda clock: CallbackList([EveryNTimesteps(1, clock)])])
+def test_what_a_start_of_a_run_sets_stays(inside: Callable[[BaseCallback], BaseCallback], tmp_path: Path) -> None:
+    """Also where a callback was in an earlier ``learn()``, and where it is another callback's. What changes later goes on."""
+    clock = Clock([1.0, 2.0])
+    model = small(Walk()).learn(20, callback=inside(clock))
+    model.learn(20, callback=[Checkpoint(20, tmp_path), inside(clock)], reset_num_timesteps=False)
+    (saved,) = read(tmp_path).manifest.callbacks["Clock"]
+    assert saved == dict(n_calls=40, steps=40, here=20)
+    clock = Clock([3.0])
+    CIR.resume(tmp_path, Walk()).learn(45, callback=[Checkpoint(40, tmp_path), inside(clock)])
+    assert (clock.start, clock.steps, clock.here) == (3.0, 45, 25)
+    (saved,) = read(tmp_path).manifest.callbacks["Clock"]
+    assert saved == dict(n_calls=45, steps=45, here=25)
 
 
 def test_a_count_that_is_called_as_sb3s_lists(tmp_path: Path) -> None:

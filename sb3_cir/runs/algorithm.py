@@ -164,6 +164,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
+        state.begun(callback)
         if self._resumed is not None:
             anew = self._saver is not None and self._saver.restart_episodes
             state.go_on(self, self._resumed, callback, anew)

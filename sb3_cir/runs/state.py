@@ -149,7 +149,8 @@ def take_random(model: OffPolicyAlgorithm) -> Random:
     )
 
 
-AT_FIRST = "_sb3_cir_at_first"  # on a callback: what of it may be a result, when it was first given to ``learn()``
+# On a callback, what of it may be a result: before ``on_training_start()``, and when its first run began after that.
+BEFORE, AT_FIRST = "_sb3_cir_before", "_sb3_cir_at_first"
 
 
 def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
@@ -160,8 +161,7 @@ def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
     states: dict[str, list[dict[str, Any]]] = {}
     room = MOST_VALUES
     for each in tree(callback):
-        before, state = getattr(each, AT_FIRST, {}), _results(each)
-        changed = {name: value for name, value in state.items() if name not in before or before[name] != value}
+        changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
         lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
         for name in set(changed) - set(lost):
             size = _size(changed[name])
@@ -181,13 +181,31 @@ def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
 
 def remember(callback: BaseCallback) -> None:
     """
-    Note on each callback what it was when it was first given to ``learn()``.
+    Note on each callback what it is before ``on_training_start()``.
 
     :param callback: The one that ``learn()`` was given
     """
     for each in tree(callback):
-        if AT_FIRST not in vars(each):
-            setattr(each, AT_FIRST, _results(each))
+        setattr(each, BEFORE, _results(each))
+
+
+def begun(callback: BaseCallback) -> None:
+    """
+    Note on each callback what it was when its first run began. What ``on_training_start()`` set belongs to this start alone,
+    as the time does: it is no result unless it changes from here on.
+
+    :param callback: The one that ``learn()`` was given
+    """
+    if BEFORE not in vars(callback):
+        return  # it was noted before an earlier rollout
+    for each in tree(callback):
+        now = _results(each)
+        set_now = _changed(vars(each).pop(BEFORE, {}), now)
+        setattr(each, AT_FIRST, getattr(each, AT_FIRST, now) | set_now)
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
 
 def _results(callback: BaseCallback) -> dict[str, Any]:
@@ -220,7 +238,7 @@ def _state_names(callback: BaseCallback) -> list[str]:
     if known or module.startswith(("stable_baselines3.", "sb3_contrib.")):
         return [*names, *known]
     given = {name for kind in type(callback).__mro__ if "__init__" in vars(kind) for name in _arguments_of(kind)}
-    inherited = {"n_calls", "num_timesteps", "verbose", AT_FIRST, *given}
+    inherited = {"n_calls", "num_timesteps", "verbose", BEFORE, AT_FIRST, *given}
     return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
 
 
