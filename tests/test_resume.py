@@ -737,6 +737,58 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
     assert second[2].last_time_trigger == 100
 
 
+class Turns(BaseCallback):
+    """Whose attributes become something else."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.best, self.last, self.long, self.too_long, self.n = None, 0, [], [], n
+
+    def _on_step(self) -> bool:
+        if self.n:
+            self.best = self.later = self.num_timesteps
+            self.last = [1.0, 2.0]
+            self.long += [0.5] * self.n
+            self.too_long = [0.5] * 300_000
+        return True
+
+
+def test_attributes_that_become_something_else(tmp_path: Path) -> None:
+    """What was None or is long goes on; what cannot is named, when it is left out and when the run goes on without it."""
+    with pytest.warns(UserWarning, match="Turns: no checkpoint can hold its too_long"):
+        small(Walk()).learn(20, callback=[Checkpoint(20, tmp_path), Turns(600)])
+    turns = Turns(0)
+    with pytest.warns(UserWarning, match="Turns: the checkpoint's last, later cannot be put back"):
+        CIR.resume(tmp_path, Walk()).learn(21, callback=turns)
+    assert (turns.best, turns.last, len(turns.long)) == (20, 0, 12_000)
+
+
+class CountsEvaluations(EvalCallback):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.mine = 0
+
+    def _on_step(self) -> bool:
+        self.mine += 1
+        return super()._on_step()
+
+
+class SaysWhatGoesOn(CountsEvaluations):
+    state = ("mine",)
+
+
+@pytest.mark.parametrize("kind", [CountsEvaluations, SaysWhatGoesOn])
+def test_evaluation_of_ones_own_goes_on(kind: type, tmp_path: Path) -> None:
+    def evaluation() -> EvalCallback:
+        return kind(Monitor(Walk()), n_eval_episodes=1, eval_freq=15, log_path=str(tmp_path), verbose=0)
+
+    first, second = evaluation(), evaluation()
+    small(Walk()).learn(40, callback=[Checkpoint(20, tmp_path), first])
+    CIR.resume(tmp_path, Walk()).learn(41, callback=second)
+    assert (second.mine, second.best_mean_reward) == (41, first.best_mean_reward)
+    assert second.evaluations_timesteps == [15, 30]
+
+
 class Clock(BaseCallback):
     """Counts, and notes when this start of a run began, as one that ends it before the cluster does."""
 

@@ -47,6 +47,9 @@ CALLBACKS: dict[type[BaseCallback], tuple[str, ...]] = {
     sb3.EveryNTimesteps: ("last_time_trigger",),
 }
 
+# What others have from them, which is none either.
+SB3S_OWN = {"num_timesteps", "verbose", "model", "parent", "locals", "globals", "_total_max_episodes", "_is_success_buffer"}
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -226,20 +229,23 @@ def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
 
 def _state_names(callback: BaseCallback) -> list[str]:
     """
-    The attributes of a callback that go on. One that is not SB3's may say so (``state = ("best",)``); otherwise all that are
-    numbers or lists of numbers do, but for those that its constructor was given.
+    The attributes of a callback that go on: what SB3's classes count, and with a class of one's own what it says itself
+    (``state = ("best",)``). One that says nothing means all that are numbers, lists of numbers or None, but for those that its
+    constructor was given.
     """
-    names = ["n_calls"]
+    known = [name for kind, attributes in CALLBACKS.items() if isinstance(callback, kind) for name in attributes]
+    names = ["n_calls", *known]
     declared = getattr(type(callback), "state", None)
     if isinstance(declared, tuple):
         return [*names, *declared]
-    known = [name for kind, attributes in CALLBACKS.items() if isinstance(callback, kind) for name in attributes]
-    module = type(callback).__module__
-    if known or module.startswith(("stable_baselines3.", "sb3_contrib.")):
-        return [*names, *known]
+    if type(callback).__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
+        return names
     given = {name for kind in type(callback).__mro__ if "__init__" in vars(kind) for name in _arguments_of(kind)}
-    inherited = {"n_calls", "num_timesteps", "verbose", BEFORE, AT_FIRST, *given}
-    return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
+    others = {*names, *given, *SB3S_OWN, BEFORE, AT_FIRST}
+    return [
+        *names,
+        *(name for name, value in vars(callback).items() if name not in others and (value is None or _is_result(value))),
+    ]
 
 
 def _arguments_of(kind: type) -> list[str]:
@@ -250,9 +256,9 @@ def _arguments_of(kind: type) -> list[str]:
 def _is_result(value: Any) -> bool:
     """Numbers, and lists and dicts of them: nothing that names a place or a thing to do."""
     if isinstance(value, (list, tuple)):
-        return len(value) < 10_000 and all(_is_result(each) for each in value)
+        return all(_is_result(each) for each in value)
     if isinstance(value, dict):
-        return len(value) < 10_000 and all(isinstance(key, str) and _is_result(each) for key, each in value.items())
+        return all(isinstance(key, str) and _is_result(each) for key, each in value.items())
     return isinstance(value, (bool, int, float, np.number)) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
 
 
@@ -496,26 +502,39 @@ def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[d
         states, index = saved.get(name, []), counts.get(name, 0)
         counts[name] = index + 1
         if index < len(states):
-            for key in _state_names(each):
-                if key in states[index] and hasattr(each, key):
-                    _put_result(each, key, states[index][key])
+            known = _state_names(each)
+            left = [key for key, value in states[index].items() if key not in known or not _put_result(each, key, value)]
+            if left:
+                warnings.warn(
+                    f"{name}: the checkpoint's {short(', '.join(left))} cannot be put back: the callback has no number of "
+                    "this name now, or one of another form.",
+                    stacklevel=2,
+                )
 
 
-def _put_result(callback: BaseCallback, name: str, value: Any) -> None:
-    """Numbers alone, and in the form that the callback has them: nothing that a file says becomes a path."""
-    ours = getattr(callback, name)
-    if value is None and ours is None:
-        return
-    if isinstance(ours, np.ndarray):
-        value = np.array(value, ours.dtype)
-    elif isinstance(ours, tuple) and isinstance(value, list):
-        value = tuple(value)
-    kinds = [
-        next((kind for kind in (dict, list, tuple, np.ndarray) if isinstance(each, kind)), None) for each in (ours, value)
-    ]
-    if not _is_result(value) or (ours is not None and kinds[0] is not kinds[1]):
-        raise DamagedError(f"{type(callback).__name__}.{name} cannot be {short(value)}.")
+def _put_result(callback: BaseCallback, name: str, value: Any) -> bool:
+    """
+    Numbers alone, and in the form that the callback has them, if it has any: nothing that a file says becomes a path.
+
+    :return: Whether it was put back
+    """
+    ours = getattr(callback, name, callback)  # which is no number
+    if ours is not None:
+        if not _is_result(ours) or _form(_as_lists(ours)) is not _form(value):
+            return False
+        if isinstance(ours, np.ndarray):
+            try:
+                value = np.array(value, ours.dtype)
+            except (OverflowError, TypeError, ValueError):  # not as deep everywhere, or too large
+                return False
+        elif isinstance(ours, tuple):
+            value = tuple(value)
     setattr(callback, name, value)
+    return True
+
+
+def _form(value: Any) -> type:
+    return next((kind for kind in (dict, list, type(None)) if isinstance(value, kind)), float)
 
 
 def episode_seed(model: OffPolicyAlgorithm, run: str) -> int:
