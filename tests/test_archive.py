@@ -382,6 +382,22 @@ def test_spaces(space: spaces.Space) -> None:
         assert list(again.spaces) == list(space.spaces)
 
 
+class Bounded(spaces.Box):
+    """A Box of somebody's own."""
+
+
+def test_spaces_of_ones_own(tmp_path: Path) -> None:
+    """They are saved as Gymnasium's, and fit; a file that is trusted has them as they were."""
+
+    class Env(gym.Wrapper):
+        observation_space = Bounded(-np.inf, np.inf, (3,), np.float32)
+
+    model, path = saved(tmp_path, env=Env(gym.make("Pendulum-v1")))
+    same(model, CIR.load(path, Env(gym.make("Pendulum-v1")), "cpu", trusted=False))
+    for trusted, kind in ((False, spaces.Box), (True, Bounded)):
+        assert type(CIR.load(path, device="cpu", trusted=trusted).observation_space) is kind
+
+
 @pytest.mark.parametrize(
     "plain",
     [
