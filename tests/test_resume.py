@@ -21,10 +21,10 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from sb3_contrib import TQC, CrossQ
+from sb3_contrib import QRDQN, TQC, CrossQ
 from small import PowerError, small
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -47,7 +47,7 @@ from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
-from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, SymmetricReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.runs import files, resumable, rows
@@ -499,6 +499,31 @@ def test_buffer_arguments_beside_n_steps(tmp_path: Path) -> None:
     small(Walk(), **kwargs).learn(40, callback=Checkpoint(20, tmp_path))
     buffer = CIR.resume(tmp_path, Walk()).replay_buffer
     assert (buffer.handle_timeout_termination, buffer.n_steps) == (False, 3)
+
+
+class MyNSteps(NStepReplayBuffer):
+    """One that SB3 does not choose."""
+
+
+@pytest.mark.parametrize("kind", [MyNSteps, SymmetricReplayBuffer])
+def test_a_buffer_of_n_steps_that_was_given(kind: type, tmp_path: Path) -> None:
+    kwargs = dict(n_steps=3, gamma=0.99)
+    model = small(Walk(), n_steps=3, replay_buffer_class=kind, replay_buffer_kwargs=kwargs, learning_starts=1000)
+    model.learn(20, callback=Checkpoint(20, tmp_path))
+    given = dict(replay_buffer_class=kind) if kind is MyNSteps else {}  # a class that no file may name
+    found = CIR.resume(tmp_path, Walk(), **given)
+    assert type(found.replay_buffer) is kind
+    assert found.replay_buffer_kwargs == kwargs
+    assert [part.n_steps for part in rows.first(found.replay_buffer)] == [3]
+
+
+def test_other_n_steps(tmp_path: Path) -> None:
+    """SB3 chooses another replay buffer for them, of the same rows."""
+    small(Walk()).learn(20, callback=Checkpoint(20, tmp_path / "1"))
+    found = CIR.resume(tmp_path / "1", Walk(), n_steps=3)
+    assert (type(found.replay_buffer), found.replay_buffer.n_steps) == (NStepReplayBuffer, 3)
+    found.learn(40, callback=Checkpoint(40, tmp_path / "3"))
+    assert type(CIR.resume(tmp_path / "3", Walk(), n_steps=1).replay_buffer) is ReplayBuffer
 
 
 def test_another_temperature(tmp_path: Path) -> None:
