@@ -1003,6 +1003,22 @@ def test_sb3s_own_files_stay_sb3s(tmp_path: Path) -> None:
     plain.save(tmp_path / "plain")
     assert same_tensors(resumable(SAC).load(tmp_path / "plain", device="cpu").get_parameters(), plain.get_parameters())
     assert resumable(SAC) is resumable(SAC)
+
+
+@pytest.mark.parametrize("kind", [DQN, QRDQN])
+def test_discrete_actions_are_saved_and_loaded(kind: type, tmp_path: Path) -> None:
+    model = small(Discrete(Walk()), model_class=resumable(kind), train_freq=1).learn(30)
+    model.save(tmp_path / "model")
+    loaded = resumable(kind).load(tmp_path / "model", Discrete(Walk()), "cpu")
+    assert same_tensors(loaded.get_parameters(), model.get_parameters())
+    assert (loaded.num_timesteps, loaded._n_calls) == (30, model._n_calls)
+    assert loaded.learn(10, reset_num_timesteps=False).num_timesteps == 40
+    with pytest.raises(ValueError, match="Action spaces do not match"):
+        resumable(kind).load(tmp_path / "model", Walk(), "cpu")
+
+
+def test_what_can_be_made_resumable() -> None:
+    assert resumable(SAC) is resumable(SAC)
     assert resumable(CIR) is CIR
     with pytest.raises(TypeError, match="is no off-policy algorithm"):
         resumable(PPO)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -56,6 +57,8 @@ class Resumable(OffPolicyAlgorithm):
     # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
     # with more or fewer begins them anew.
     per_environment: ClassVar[tuple[str, ...]] = ()
+    # What the algorithm's actions are.
+    action_space_class: ClassVar[type[spaces.Space[Any]]] = spaces.Box
     # Whether models are saved in SB3's own format, which SB3 reads too.
     sb3_archives: ClassVar[bool] = False
 
@@ -293,12 +296,8 @@ def resumable(algorithm: Algorithm) -> Algorithm:
         raise TypeError(f"{algorithm!r} is no off-policy algorithm: runs of those alone can be resumed.")
     if issubclass(algorithm, Resumable):
         return algorithm
-    # DQN and QRDQN copy to their target network by calls, and act at random by a rate that follows from the step before.
-    more = ("_n_calls", "exploration_rate") if any(kind.__name__ in ("DQN", "QRDQN") for kind in algorithm.__mro__) else ()
-    members = {
-        "sb3_archives": True,
-        "counters": (*state.COUNTERS, *more),
-        "__module__": algorithm.__module__,
-        "__doc__": algorithm.__doc__,
-    }
+    members = {"sb3_archives": True, "__module__": algorithm.__module__, "__doc__": algorithm.__doc__}
+    if any(kind.__name__ in ("DQN", "QRDQN") for kind in algorithm.__mro__):
+        # They copy to their target network by calls, and act at random by a rate that follows from the step before.
+        members |= {"counters": (*state.COUNTERS, "_n_calls", "exploration_rate"), "action_space_class": spaces.Discrete}
     return type(algorithm.__name__, (Resumable, algorithm), members)  # type: ignore[return-value]

@@ -124,6 +124,7 @@ def load(kind: type[Any], path: File, options: Options) -> Any:
         get_system_info()
     content = read(kind, path, options)
     attributes = _trusted(content, options) if options.trusted else _untrusted(kind, content, options)
+    _check_action_space(kind, attributes.get("action_space"), content.what)
     return _build(kind, content, attributes, options)
 
 
@@ -332,10 +333,15 @@ def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> Non
             attributes[name] = getattr(env, name)
         if not isinstance(attributes.get(name), spaces.Space):
             raise DamagedError(f"{content.what}: {name} is {short(attributes.get(name))}, a space was expected.")
-    if not isinstance(attributes["action_space"], spaces.Box):
-        raise ValueError(f"{content.what}: action_space is {short(attributes['action_space'])}, a Box was expected.")
     if env is not None:
         check_for_correct_spaces(env, attributes["observation_space"], attributes["action_space"])
+
+
+def _check_action_space(kind: type[Any], space: Any, what: str) -> None:
+    """SB3 looks at an environment's alone."""
+    expected = kind.action_space_class
+    if isinstance(space, spaces.Space) and not isinstance(space, expected):
+        raise ValueError(f"{what}: action_space is {short(space)}, a {expected.__name__} was expected.")
 
 
 def _for_its_environments(model: OffPolicyAlgorithm, content: Content) -> dict[str, np.ndarray]:
