@@ -262,6 +262,23 @@ def test_where_to_write_is_no_files_to_say(tmp_path: Path) -> None:
     assert CIR.load(altered, device="cpu", trusted=False).tensorboard_log is None
 
 
+@pytest.mark.parametrize("first_format", [False, True])
+def test_a_long_list(tmp_path: Path, first_format: bool) -> None:
+    """Somebody's own of their model comes back. Of a file that is not trusted it is not read, or not read in."""
+    model, path = saved(tmp_path)
+    model.losses = [0.5] * 600_000
+    if first_format:
+        BaseAlgorithm.save(model, path)
+    else:
+        model.save(path)
+    assert len(CIR.load(path, device="cpu").losses) == 600_000
+    if first_format:
+        with pytest.raises(ValueError, match=r"model\.zip: data: .* with 600\d+ values, 500000 are allowed"):
+            CIR.load(path, device="cpu", trusted=False)
+    else:
+        assert not hasattr(CIR.load(path, device="cpu", trusted=False), "losses")
+
+
 def test_infinite_bounds(tmp_path: Path) -> None:
     """JSON has no word for them."""
     space = spaces.Box(-np.inf, np.inf, (3,), np.float32)

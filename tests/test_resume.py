@@ -248,6 +248,12 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path, Walk(), policy_kwargs=dict(net_arch=[8, 8]))
     with pytest.raises(ValueError, match=r"step_20\.zip is a checkpoint: CIR\.resume"):
         CIR.load(tmp_path / "step_20.zip")
+    shutil.copy(tmp_path / "step_20.zip", tmp_path / "best.zip")
+    for read_it in (CIR.load, small(Walk()).set_parameters):
+        with pytest.raises(
+            ValueError, match=r"best\.zip is a checkpoint: CIR\.resume\(path, env\) reads it, as step_<n>\.zip in"
+        ):
+            read_it(tmp_path / "best.zip")
     with pytest.raises(ValueError, match="is of a CIR, not of a SimBa"):
         SimBa.resume(tmp_path, Walk())
     with pytest.raises(FileNotFoundError, match="no checkpoint that can be read"):
