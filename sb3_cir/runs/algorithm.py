@@ -18,7 +18,6 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.buffers import cut_off
 from sb3_cir.runs import archive, arguments, checkpoint, parameters, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
@@ -147,8 +146,7 @@ class Resumable(OffPolicyAlgorithm):
         if self._resumed is not None and reset_num_timesteps:
             total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
         elif self._resumed is None and (reset_num_timesteps or self._last_obs is None):
-            for buffer in rows.first(self.replay_buffer):
-                cut_off(buffer)  # the environments are about to be reset
+            state.leave_episodes(self, np.zeros(self.n_envs, bool))  # the environments are about to be reset
         try:
             with watch.watch(self.env, self, *rows.first(self.replay_buffer)):
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)

@@ -489,10 +489,25 @@ def _cut_off(model: OffPolicyAlgorithm, callback: BaseCallback, goes_on: np.ndar
     :param goes_on: Whether each of the model's environments goes on where it was
     """
     seen = {name: obs for each in _steppers(callback) for name, obs in each.observations().items()}
-    first, *others = rows.parts(_buffer(model)).items()
-    cut_off(first[1], goes_on)
-    for name, buffer in others:
+    leave_episodes(model, goes_on)
+    for name, buffer in list(rows.parts(_buffer(model)).items())[1:]:
         cut_off(buffer, np.array([goes_on.any() and name in seen and _follows(buffer, seen[name])]))
+
+
+def leave_episodes(model: OffPolicyAlgorithm, goes_on: np.ndarray) -> None:
+    """
+    What a model keeps of the episodes under way in its environments ends: in the part of the replay buffer that they fill, and
+    in each of its modules that has ``cut_off(goes_on)``.
+
+    :param model: A model
+    :param goes_on: For each environment, whether its episode goes on
+    """
+    for buffer in rows.first(model.replay_buffer):
+        cut_off(buffer, goes_on)
+    for module in parameters.modules(model).values():
+        end = getattr(module, "cut_off", None)
+        if end is not None:
+            end(goes_on)
 
 
 def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[dict[str, Any]]]) -> None:
