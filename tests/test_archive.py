@@ -271,6 +271,23 @@ def test_where_to_write_is_no_files_to_say(tmp_path: Path) -> None:
     assert CIR.load(altered, device="cpu", trusted=False).tensorboard_log is None
 
 
+@pytest.mark.parametrize("first_format", [False, True])
+def test_a_long_list(tmp_path: Path, first_format: bool) -> None:
+    """Somebody's own of their model comes back. Of a file that is not trusted it is not read, or not read in."""
+    model, path = saved(tmp_path)
+    model.losses = [0.5] * 600_000
+    if first_format:
+        BaseAlgorithm.save(model, path)
+    else:
+        model.save(path)
+    assert len(CIR.load(path, device="cpu").losses) == 600_000
+    if first_format:
+        with pytest.raises(ValueError, match=r"model\.zip: data: .* with 600\d+ values, 500000 are allowed"):
+            CIR.load(path, device="cpu", trusted=False)
+    else:
+        assert not hasattr(CIR.load(path, device="cpu", trusted=False), "losses")
+
+
 def test_infinite_bounds(tmp_path: Path) -> None:
     """JSON has no word for them."""
     space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -389,6 +406,22 @@ def test_spaces(space: spaces.Space) -> None:
     assert again.dtype == space.dtype
     if isinstance(space, spaces.Dict):
         assert list(again.spaces) == list(space.spaces)
+
+
+class Bounded(spaces.Box):
+    """A Box of somebody's own."""
+
+
+def test_spaces_of_ones_own(tmp_path: Path) -> None:
+    """They are saved as Gymnasium's, and fit; a file that is trusted has them as they were."""
+
+    class Env(gym.Wrapper):
+        observation_space = Bounded(-np.inf, np.inf, (3,), np.float32)
+
+    model, path = saved(tmp_path, env=Env(gym.make("Pendulum-v1")))
+    same(model, CIR.load(path, Env(gym.make("Pendulum-v1")), "cpu", trusted=False))
+    for trusted, kind in ((False, spaces.Box), (True, Bounded)):
+        assert type(CIR.load(path, device="cpu", trusted=trusted).observation_space) is kind
 
 
 @pytest.mark.parametrize(

@@ -461,6 +461,31 @@ def test_loaded_with_other_environments(model_class: type[CategoricalSAC], trust
     assert other.return_scale.returns.tolist() == [0]
 
 
+class Endless(Walk):
+    def step(self, action):
+        observation, reward, *_ = super().step(action)
+        return observation, reward, False, False, {}
+
+
+@BOTH
+def test_no_return_goes_over_into_another_episode(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
+    """Where one is cut off: by a second run, by a checkpoint, and when a run is resumed."""
+
+    def check(model: Any, alike: bool = True) -> None:
+        newest = model.replay_buffer.rewards[model.replay_buffer.pos - 1]
+        assert np.allclose(model.return_scale.returns, newest) == alike
+
+    model = build(model_class, Endless(), learning_starts=1000).learn(10)
+    check(model.learn(1, reset_num_timesteps=False), alike=False)
+    check(model.learn(1))
+    model = build(model_class, Endless(), learning_starts=1000)
+    with pytest.raises(PowerError):
+        model.learn(20, callback=[Checkpoint(10, tmp_path / "a", restart_episodes=True), PowerCut(12)])
+    check(model)
+    build(model_class, Endless(), learning_starts=1000).learn(10, callback=Checkpoint(10, tmp_path / "b"))
+    check(model_class.resume(tmp_path / "b", Endless()).learn(11))
+
+
 @BOTH
 def test_resumed_to_the_bit(model_class: type[CategoricalSAC], tmp_path: Path) -> None:
     """In the midst of noise that is kept, between two updates of the actor, with two environments."""

@@ -54,7 +54,10 @@ def same(first: VecNormalize, second: VecNormalize) -> None:
         np.testing.assert_array_equal(array, theirs[name], name)
 
 
-@pytest.mark.parametrize("settings", [{}, OTHER_SETTINGS, dict(norm_obs=False)])
+NO_LIMITS = dict(clip_obs=np.inf, clip_reward=np.inf)
+
+
+@pytest.mark.parametrize("settings", [{}, OTHER_SETTINGS, NO_LIMITS, dict(norm_obs=False)])
 def test_round_trip(tmp_path: Path, settings: dict) -> None:
     env = stepped(VecNormalize(pendulum()))
     for name, value in settings.items():
@@ -79,9 +82,10 @@ def test_some_of_the_named_observations(tmp_path: Path) -> None:
 
 
 def test_pickles_are_for_those_who_trust_them(tmp_path: Path) -> None:
-    env = stepped(VecNormalize(pendulum(), **OTHER_SETTINGS | dict(training=True)))
-    env.save(str(tmp_path / "sb3.pkl"))
-    same(env, normalization.load(tmp_path / "sb3.pkl", pendulum(), trusted=True))
+    for settings in (OTHER_SETTINGS | dict(training=True), NO_LIMITS):
+        env = stepped(VecNormalize(pendulum(), **settings))
+        env.save(str(tmp_path / "sb3.pkl"))
+        same(env, normalization.load(tmp_path / "sb3.pkl", pendulum(), trusted=True))
 
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Makes(tmp_path / "made")))
     with pytest.raises(ValueError, match=r"bad\.pkl is a pickle, which can run any code: pass trusted=True"):
@@ -103,6 +107,7 @@ def test_what_does_not_fit_or_is_damaged(tmp_path: Path) -> None:
     wrong = {
         '"gamma":0.99': ('"gamma":1.5', r"settings\.gamma is 1\.5"),
         '"clip_obs":10.0': ('"clip_obs":-1.0', r"settings\.clip_obs is -1\.0"),
+        '"clip_reward":10.0': ('"clip_reward":NaN', r"settings\.clip_reward is nan"),
         '"training":true': ('"training":"yes"', r"settings\.training is yes"),
         '"norm_obs_keys":null': ('"norm_obs_keys":null,"venv":1', r"settings\.venv is nothing that is known here"),
     }

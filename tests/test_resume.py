@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from sb3_contrib import TQC, CrossQ
+from sb3_contrib import QRDQN, TQC, CrossQ
 from small import PowerError, small
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
@@ -46,10 +47,11 @@ from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
-from sb3_cir.buffers import DeviceReplayBuffer
+from sb3_cir.buffers import DeviceReplayBuffer, SymmetricReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.runs import files, resumable, rows
+from sb3_cir.runs.checkpoint import read
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.runs.plain import from_plain, to_plain
 from sb3_cir.runs.watch import FailedEnvError
@@ -246,6 +248,12 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         CIR.resume(tmp_path, Walk(), policy_kwargs=dict(net_arch=[8, 8]))
     with pytest.raises(ValueError, match=r"step_20\.zip is a checkpoint: CIR\.resume"):
         CIR.load(tmp_path / "step_20.zip")
+    shutil.copy(tmp_path / "step_20.zip", tmp_path / "best.zip")
+    for read_it in (CIR.load, small(Walk()).set_parameters):
+        with pytest.raises(
+            ValueError, match=r"best\.zip is a checkpoint: CIR\.resume\(path, env\) reads it, as step_<n>\.zip in"
+        ):
+            read_it(tmp_path / "best.zip")
     with pytest.raises(ValueError, match="is of a CIR, not of a SimBa"):
         SimBa.resume(tmp_path, Walk())
     with pytest.raises(FileNotFoundError, match="no checkpoint that can be read"):
@@ -499,6 +507,31 @@ def test_buffer_arguments_beside_n_steps(tmp_path: Path) -> None:
     assert (buffer.handle_timeout_termination, buffer.n_steps) == (False, 3)
 
 
+class MyNSteps(NStepReplayBuffer):
+    """One that SB3 does not choose."""
+
+
+@pytest.mark.parametrize("kind", [MyNSteps, SymmetricReplayBuffer])
+def test_a_buffer_of_n_steps_that_was_given(kind: type, tmp_path: Path) -> None:
+    kwargs = dict(n_steps=3, gamma=0.99)
+    model = small(Walk(), n_steps=3, replay_buffer_class=kind, replay_buffer_kwargs=kwargs, learning_starts=1000)
+    model.learn(20, callback=Checkpoint(20, tmp_path))
+    given = dict(replay_buffer_class=kind) if kind is MyNSteps else {}  # a class that no file may name
+    found = CIR.resume(tmp_path, Walk(), **given)
+    assert type(found.replay_buffer) is kind
+    assert found.replay_buffer_kwargs == kwargs
+    assert [part.n_steps for part in rows.first(found.replay_buffer)] == [3]
+
+
+def test_other_n_steps(tmp_path: Path) -> None:
+    """SB3 chooses another replay buffer for them, of the same rows."""
+    small(Walk()).learn(20, callback=Checkpoint(20, tmp_path / "1"))
+    found = CIR.resume(tmp_path / "1", Walk(), n_steps=3)
+    assert (type(found.replay_buffer), found.replay_buffer.n_steps) == (NStepReplayBuffer, 3)
+    found.learn(40, callback=Checkpoint(40, tmp_path / "3"))
+    assert type(CIR.resume(tmp_path / "3", Walk(), n_steps=1).replay_buffer) is ReplayBuffer
+
+
 def test_another_temperature(tmp_path: Path) -> None:
     small(Walk(), ent_coef=0.1).learn(40, callback=Checkpoint(20, tmp_path))
     assert CIR.resume(tmp_path, Walk()).ent_coef_tensor == pytest.approx(0.1)
@@ -735,6 +768,123 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
     assert second[2].last_time_trigger == 100
 
 
+class Turns(BaseCallback):
+    """Whose attributes become something else."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.best, self.last, self.long, self.too_long, self.n = None, 0, [], [], n
+
+    def _on_step(self) -> bool:
+        if self.n:
+            self.best = self.later = self.num_timesteps
+            self.last = [1.0, 2.0]
+            self.long += [0.5] * self.n
+            self.too_long = [0.5] * 300_000
+        return True
+
+
+def test_attributes_that_become_something_else(tmp_path: Path) -> None:
+    """What was None or is long goes on; what cannot is named, when it is left out and when the run goes on without it."""
+    with pytest.warns(UserWarning, match="Turns: no checkpoint can hold its too_long"):
+        small(Walk()).learn(20, callback=[Checkpoint(20, tmp_path), Turns(600)])
+    turns = Turns(0)
+    with pytest.warns(UserWarning, match="Turns: the checkpoint's last, later cannot be put back"):
+        CIR.resume(tmp_path, Walk()).learn(21, callback=turns)
+    assert (turns.best, turns.last, len(turns.long)) == (20, 0, 12_000)
+
+
+class CountsEvaluations(EvalCallback):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.mine = 0
+
+    def _on_step(self) -> bool:
+        self.mine += 1
+        return super()._on_step()
+
+
+class SaysWhatGoesOn(CountsEvaluations):
+    state = ("mine",)
+
+
+@pytest.mark.parametrize("kind", [CountsEvaluations, SaysWhatGoesOn])
+def test_evaluation_of_ones_own_goes_on(kind: type, tmp_path: Path) -> None:
+    def evaluation() -> EvalCallback:
+        return kind(Monitor(Walk()), n_eval_episodes=1, eval_freq=15, log_path=str(tmp_path), verbose=0)
+
+    first, second = evaluation(), evaluation()
+    small(Walk()).learn(40, callback=[Checkpoint(20, tmp_path), first])
+    CIR.resume(tmp_path, Walk()).learn(41, callback=second)
+    assert (second.mine, second.best_mean_reward) == (41, first.best_mean_reward)
+    assert second.evaluations_timesteps == [15, 30]
+
+
+class Clock(BaseCallback):
+    """Counts, and notes when this start of a run began, as one that ends it before the cluster does."""
+
+    def __init__(self, began: list[float]):
+        super().__init__()
+        self.steps, self.times = 0, iter(began)
+
+    def _on_training_start(self) -> None:
+        self.start, self.here = next(self.times), 0
+
+    def _on_step(self) -> bool:
+        self.steps += 1
+        self.here += 1
+        return True
+
+
+@pytest.mark.parametrize("inside", [lambda clock: clock, lambda clock: CallbackList([EveryNTimesteps(1, clock)])])
+def test_what_a_start_of_a_run_sets_stays(inside: Callable[[BaseCallback], BaseCallback], tmp_path: Path) -> None:
+    """Also where a callback was in an earlier ``learn()``, and where it is another callback's. What changes later goes on."""
+    clock = Clock([1.0, 2.0])
+    model = small(Walk()).learn(20, callback=inside(clock))
+    model.learn(20, callback=[Checkpoint(20, tmp_path), inside(clock)], reset_num_timesteps=False)
+    (saved,) = read(tmp_path).manifest.callbacks["Clock"]
+    assert saved == dict(n_calls=40, steps=40, here=20)
+    clock = Clock([3.0])
+    CIR.resume(tmp_path, Walk()).learn(45, callback=[Checkpoint(40, tmp_path), inside(clock)])
+    assert (clock.start, clock.steps, clock.here) == (3.0, 45, 25)
+    (saved,) = read(tmp_path).manifest.callbacks["Clock"]
+    assert saved == dict(n_calls=45, steps=45, here=25)
+
+
+def test_a_count_that_is_called_as_sb3s_lists(tmp_path: Path) -> None:
+    class Mine(BaseCallback):
+        def __init__(self):
+            super().__init__()
+            self.evaluations_done, self.evaluations_results = 0, 0.0
+
+        def _on_step(self) -> bool:
+            self.evaluations_done += 1
+            self.evaluations_results += 0.5
+            return True
+
+    small(Walk()).learn(20, callback=[Checkpoint(20, tmp_path), Mine()])
+    mine = Mine()
+    CIR.resume(tmp_path, Walk()).learn(21, callback=mine)
+    assert (mine.evaluations_done, mine.evaluations_results) == (21, 10.5)
+
+
+def test_a_checkpoint_that_cannot_be_read_counts_for_nothing(tmp_path: Path) -> None:
+    """Also where only what it says of callbacks cannot be: an older one is kept in its place."""
+
+    class Spoil(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 45:
+                path = tmp_path / "step_40.zip"
+                members = files.unpack_archive(path.read_bytes(), "")
+                said = json.loads(members["manifest.json"])
+                said["callbacks"]["Spoil"] = [{"n_calls": -1}]
+                path.write_bytes(files.pack_archive(members | {"manifest.json": json.dumps(said)}).getvalue())
+            return True
+
+    small(Walk()).learn(60, callback=[Checkpoint(20, tmp_path), Spoil()])
+    assert [step for step, _ in checkpoints(tmp_path)] == [60, 20]
+
+
 def test_numbers_of_episodes(tmp_path: Path) -> None:
     """Also those that ``Monitor`` was asked for."""
 
@@ -858,6 +1008,22 @@ def test_sb3s_own_files_stay_sb3s(tmp_path: Path) -> None:
     plain = small(Walk(), model_class=SAC).learn(30)
     plain.save(tmp_path / "plain")
     assert same_tensors(resumable(SAC).load(tmp_path / "plain", device="cpu").get_parameters(), plain.get_parameters())
+    assert resumable(SAC) is resumable(SAC)
+
+
+@pytest.mark.parametrize("kind", [DQN, QRDQN])
+def test_discrete_actions_are_saved_and_loaded(kind: type, tmp_path: Path) -> None:
+    model = small(Discrete(Walk()), model_class=resumable(kind), train_freq=1).learn(30)
+    model.save(tmp_path / "model")
+    loaded = resumable(kind).load(tmp_path / "model", Discrete(Walk()), "cpu")
+    assert same_tensors(loaded.get_parameters(), model.get_parameters())
+    assert (loaded.num_timesteps, loaded._n_calls) == (30, model._n_calls)
+    assert loaded.learn(10, reset_num_timesteps=False).num_timesteps == 40
+    with pytest.raises(ValueError, match="Action spaces do not match"):
+        resumable(kind).load(tmp_path / "model", Walk(), "cpu")
+
+
+def test_what_can_be_made_resumable() -> None:
     assert resumable(SAC) is resumable(SAC)
     assert resumable(CIR) is CIR
     with pytest.raises(TypeError, match="is no off-policy algorithm"):

@@ -1,10 +1,11 @@
 """
-What SimbaV2 and FlashSAC are made of, and what BRO and SimBa share with them, as plain torch modules (this file imports torch
-and ``networks.py`` alone).
+What SimbaV2 and FlashSAC are made of, and what BRO and SimBa share with them, as plain torch modules (this file imports torch,
+NumPy and ``networks.py`` alone).
 """
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch as th
 from torch import nn
 from torch.nn import functional as F
@@ -150,6 +151,14 @@ class ReturnScale(nn.Module):
         self.var.copy_((squares + delta.square() * self.count * share) / count)
         self.mean.add_(share * delta)
         self.count.copy_(count)
+
+    def cut_off(self, goes_on: np.ndarray) -> None:
+        """
+        The next step of an environment begins an episode, though the one under way has not ended.
+
+        :param goes_on: ``(n_envs,)``, where its episode goes on all the same
+        """
+        self.returns.mul_(th.as_tensor(goes_on, device=self.returns.device))
 
     def forward(self, rewards: th.Tensor) -> th.Tensor:
         """

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
@@ -17,7 +18,6 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.buffers import cut_off
 from sb3_cir.runs import archive, arguments, checkpoint, parameters, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
@@ -56,6 +56,8 @@ class Resumable(OffPolicyAlgorithm):
     # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
     # with more or fewer begins them anew.
     per_environment: ClassVar[tuple[str, ...]] = ()
+    # What the algorithm's actions are.
+    action_space_class: ClassVar[type[spaces.Space[Any]]] = spaces.Box
     # Whether models are saved in SB3's own format, which SB3 reads too.
     sb3_archives: ClassVar[bool] = False
 
@@ -146,8 +148,7 @@ class Resumable(OffPolicyAlgorithm):
         if self._resumed is not None and reset_num_timesteps:
             total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
         elif self._resumed is None and (reset_num_timesteps or self._last_obs is None):
-            for buffer in rows.first(self.replay_buffer):
-                cut_off(buffer)  # the environments are about to be reset
+            state.leave_episodes(self, np.zeros(self.n_envs, bool))  # the environments are about to be reset
         try:
             with watch.watch(self.env, self, *rows.first(self.replay_buffer)):
                 super().learn(total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar)
@@ -166,6 +167,7 @@ class Resumable(OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
+        state.begun(callback)
         if self._resumed is not None:
             anew = self._saver is not None and self._saver.restart_episodes
             state.go_on(self, self._resumed, callback, anew)
@@ -301,12 +303,8 @@ def resumable(algorithm: Algorithm) -> Algorithm:
         raise TypeError(f"{algorithm!r} is no off-policy algorithm: runs of those alone can be resumed.")
     if issubclass(algorithm, Resumable):
         return algorithm
-    # DQN and QRDQN copy to their target network by calls, and act at random by a rate that follows from the step before.
-    more = ("_n_calls", "exploration_rate") if any(kind.__name__ in ("DQN", "QRDQN") for kind in algorithm.__mro__) else ()
-    members = {
-        "sb3_archives": True,
-        "counters": (*state.COUNTERS, *more),
-        "__module__": algorithm.__module__,
-        "__doc__": algorithm.__doc__,
-    }
+    members = {"sb3_archives": True, "__module__": algorithm.__module__, "__doc__": algorithm.__doc__}
+    if any(kind.__name__ in ("DQN", "QRDQN") for kind in algorithm.__mro__):
+        # They copy to their target network by calls, and act at random by a rate that follows from the step before.
+        members |= {"counters": (*state.COUNTERS, "_n_calls", "exploration_rate"), "action_space_class": spaces.Discrete}
     return type(algorithm.__name__, (Resumable, algorithm), members)  # type: ignore[return-value]

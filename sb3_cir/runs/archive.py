@@ -124,6 +124,7 @@ def load(kind: type[Any], path: File, options: Options) -> Any:
         get_system_info()
     content = read(kind, path, options)
     attributes = _trusted(content, options) if options.trusted else _untrusted(kind, content, options)
+    _check_action_space(kind, attributes.get("action_space"), content.what)
     return _build(kind, content, attributes, options)
 
 
@@ -141,10 +142,15 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
         print("== SAVED MODEL SYSTEM INFO ==")
         print(members[SYSTEM].decode(errors="replace"))
     if MANIFEST not in members:
-        return _read_first_format(kind, members, what, len(content))
+        return _read_first_format(kind, members, what, len(content), options.trusted)
+    said = files.read_json(members[MANIFEST], f"{what}: {MANIFEST}", options.trusted)
+    if PICKLES not in members and "run" in said:
+        raise ValueError(
+            f"{what} is a checkpoint: {kind.__name__}.resume(path, env) reads it, as step_<n>.zip in the folder that it was "
+            "written to, where its transitions are."
+        )
     files.require(members, [ARRAYS, PICKLES], what)
-    files.read_json(members[PICKLES], f"{what}: {PICKLES}")
-    manifest = validate(Model, files.read_json(members[MANIFEST], f"{what}: {MANIFEST}"), f"{what}: {MANIFEST}")
+    manifest = validate(Model, said, f"{what}: {MANIFEST}")
     checkpoint.check_class(kind, manifest.algorithm, what)
     return Content(
         what,
@@ -167,13 +173,13 @@ def _bytes(path: File) -> tuple[str, bytes]:
     return found.name, files.read_regular(found)
 
 
-def _read_first_format(kind: type[Any], members: dict[str, bytes], what: str, size: int) -> Content:
+def _read_first_format(kind: type[Any], members: dict[str, bytes], what: str, size: int, trusted: bool) -> Content:
     """What SB3 writes, and wrote for version 0.1: attributes in JSON, some as pickles; state dicts by ``torch.save``."""
     if PICKLES not in members:
         raise DamagedError(f"{what}: this is no archive of a model.")
     if ARRAYS in members:
         raise DamagedError(f"{what}: {MANIFEST} is missing in it.")
-    attributes = files.read_json(members[PICKLES], f"{what}: {PICKLES}")
+    attributes = files.read_json(members[PICKLES], f"{what}: {PICKLES}", trusted)
     plain = attributes.get("_plain") or {}
     if not isinstance(plain, dict):
         raise DamagedError(f"{what}: its plain values are {short(plain)}.")
@@ -334,10 +340,15 @@ def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> Non
             attributes[name] = getattr(env, name)
         if not isinstance(attributes.get(name), spaces.Space):
             raise DamagedError(f"{content.what}: {name} is {short(attributes.get(name))}, a space was expected.")
-    if not isinstance(attributes["action_space"], spaces.Box):
-        raise ValueError(f"{content.what}: action_space is {short(attributes['action_space'])}, a Box was expected.")
     if env is not None:
         check_for_correct_spaces(env, attributes["observation_space"], attributes["action_space"])
+
+
+def _check_action_space(kind: type[Any], space: Any, what: str) -> None:
+    """SB3 looks at an environment's alone."""
+    expected = kind.action_space_class
+    if isinstance(space, spaces.Space) and not isinstance(space, expected):
+        raise ValueError(f"{what}: action_space is {short(space)}, a {expected.__name__} was expected.")
 
 
 def _for_its_environments(model: OffPolicyAlgorithm, content: Content) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -209,12 +210,13 @@ def values(model: OffPolicyAlgorithm) -> dict[str, Any]:
     :return: Its constructor's arguments by name, those that it has kept
     """
     kept = {name: vars(model)[attribute(name)] for name in names(type(model)) if attribute(name) in vars(model)}
-    if model.n_steps > 1 and model.replay_buffer_kwargs.get("n_steps") == model.n_steps:
-        # SB3 itself chose the class of the replay buffer, added these two, and would warn if it were passed both.
+    # Where SB3 itself chose the class of the replay buffer, it does so again: it would be another for other n_steps. For
+    # more than one it has added two arguments, and would warn if it were passed both.
+    added = {"n_steps": model.n_steps, "gamma": model.gamma} if model.n_steps > 1 else {}
+    chosen, given = NStepReplayBuffer if added else ReplayBuffer, model.replay_buffer_kwargs
+    if model.replay_buffer_class is chosen and added.items() <= given.items():
         kept["replay_buffer_class"] = None
-        kept["replay_buffer_kwargs"] = {
-            name: value for name, value in model.replay_buffer_kwargs.items() if name not in ("n_steps", "gamma")
-        }
+        kept["replay_buffer_kwargs"] = {name: value for name, value in given.items() if name not in added}
     kept |= {name: os.fspath(kept[name]) for name in PATHS & kept.keys() if isinstance(kept[name], os.PathLike)}
     return kept
 

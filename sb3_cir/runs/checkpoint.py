@@ -214,6 +214,7 @@ def _open(path: Path) -> tuple[Checkpoint, dict[str, bytes]]:
     match = files.CHECKPOINT.fullmatch(path.name)
     if match is not None and not int(match[1]) == manifest.step == manifest.counters.get("num_timesteps"):
         raise DamagedError(f"it is of step {manifest.step}, which is not its name")
+    state.check_callbacks(manifest.callbacks, path.name)
     return manifest, members
 
 
@@ -236,7 +237,6 @@ def _read_whole(path: Path) -> Stored:
     files.require(members, [ARRAYS], path.name)
     arrays = files.unpack(members[ARRAYS], ARRAYS)
     state.check_random(manifest.random, arrays, path.name)
-    state.check_callbacks(manifest.callbacks, path.name)
     for name, saved in manifest.buffers.items():
         elsewhere = state.elsewhere_of(arrays, name)
         rows.check_blocks(saved, path.parent, elsewhere)

@@ -19,7 +19,7 @@ from sb3_cir.runs import files, state
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import Count, Schema, validate
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Limit = Annotated[float, Field(gt=0)]  # inf is none; NaN is not above 0
 RETURNS = "normalization/returns"  # those under way belong to the environments, and SB3 does not save them either
 
 
@@ -29,8 +29,8 @@ class Settings(Schema):
     training: bool
     norm_obs: bool
     norm_reward: bool
-    clip_obs: Positive
-    clip_reward: Positive
+    clip_obs: Limit
+    clip_reward: Limit
     gamma: Annotated[float, Field(ge=0, le=1)]
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     norm_obs_keys: list[str] | None

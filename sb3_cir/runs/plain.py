@@ -156,19 +156,19 @@ def _named(name: str) -> type | None:
 
 
 def _space_to_plain(space: spaces.Space[Any]) -> list[Any]:
-    """:return: The kind of space and its arguments"""
-    if type(space) is spaces.Box:
+    """:return: The kind of space and its arguments, of a subclass those of Gymnasium's"""
+    if isinstance(space, spaces.Box):
         bounds = [
             bound.flat[0].item() if (bound == bound.flat[0]).all() else bound.tolist() for bound in (space.low, space.high)
         ]
         return ["Box", *bounds, list(space.shape), space.dtype.name]
-    if type(space) is spaces.Dict:
+    if isinstance(space, spaces.Dict):
         return ["Dict", [[key, _space_to_plain(entry)] for key, entry in space.spaces.items()]]
-    if type(space) is spaces.Discrete:
+    if isinstance(space, spaces.Discrete):
         return ["Discrete", int(space.n), int(space.start)]
-    if type(space) is spaces.MultiDiscrete:
+    if isinstance(space, spaces.MultiDiscrete):
         return ["MultiDiscrete", space.nvec.tolist()]
-    if type(space) is spaces.MultiBinary:
+    if isinstance(space, spaces.MultiBinary):
         return ["MultiBinary", space.n if isinstance(space.n, int) else list(space.n)]
     raise TypeError(f"{type(space)} has no plain form.")
 

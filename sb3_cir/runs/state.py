@@ -47,6 +47,9 @@ CALLBACKS: dict[type[BaseCallback], tuple[str, ...]] = {
     sb3.EveryNTimesteps: ("last_time_trigger",),
 }
 
+# What others have from them, which is none either.
+SB3S_OWN = {"num_timesteps", "verbose", "model", "parent", "locals", "globals", "_total_max_episodes", "_is_success_buffer"}
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -149,7 +152,8 @@ def take_random(model: OffPolicyAlgorithm) -> Random:
     )
 
 
-AT_FIRST = "_sb3_cir_at_first"  # on a callback: what of it may be a result, when it was first given to ``learn()``
+# On a callback, what of it may be a result: before ``on_training_start()``, and when its first run began after that.
+BEFORE, AT_FIRST = "_sb3_cir_before", "_sb3_cir_at_first"
 
 
 def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
@@ -160,8 +164,7 @@ def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
     states: dict[str, list[dict[str, Any]]] = {}
     room = MOST_VALUES
     for each in tree(callback):
-        before, state = getattr(each, AT_FIRST, {}), _results(each)
-        changed = {name: value for name, value in state.items() if name not in before or before[name] != value}
+        changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
         lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
         for name in set(changed) - set(lost):
             size = _size(changed[name])
@@ -181,13 +184,31 @@ def take_callbacks(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
 
 def remember(callback: BaseCallback) -> None:
     """
-    Note on each callback what it was when it was first given to ``learn()``.
+    Note on each callback what it is before ``on_training_start()``.
 
     :param callback: The one that ``learn()`` was given
     """
     for each in tree(callback):
-        if AT_FIRST not in vars(each):
-            setattr(each, AT_FIRST, _results(each))
+        setattr(each, BEFORE, _results(each))
+
+
+def begun(callback: BaseCallback) -> None:
+    """
+    Note on each callback what it was when its first run began. What ``on_training_start()`` set belongs to this start alone,
+    as the time does: it is no result unless it changes from here on.
+
+    :param callback: The one that ``learn()`` was given
+    """
+    if BEFORE not in vars(callback):
+        return  # it was noted before an earlier rollout
+    for each in tree(callback):
+        now = _results(each)
+        set_now = _changed(vars(each).pop(BEFORE, {}), now)
+        setattr(each, AT_FIRST, getattr(each, AT_FIRST, now) | set_now)
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in now.items() if name not in before or before[name] != value}
 
 
 def _results(callback: BaseCallback) -> dict[str, Any]:
@@ -208,20 +229,23 @@ def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
 
 def _state_names(callback: BaseCallback) -> list[str]:
     """
-    The attributes of a callback that go on. One that is not SB3's may say so (``state = ("best",)``); otherwise all that are
-    numbers or lists of numbers do, but for those that its constructor was given.
+    The attributes of a callback that go on: what SB3's classes count, and with a class of one's own what it says itself
+    (``state = ("best",)``). One that says nothing means all that are numbers, lists of numbers or None, but for those that its
+    constructor was given.
     """
-    names = ["n_calls"]
+    known = [name for kind, attributes in CALLBACKS.items() if isinstance(callback, kind) for name in attributes]
+    names = ["n_calls", *known]
     declared = getattr(type(callback), "state", None)
     if isinstance(declared, tuple):
         return [*names, *declared]
-    known = [name for kind, attributes in CALLBACKS.items() if isinstance(callback, kind) for name in attributes]
-    module = type(callback).__module__
-    if known or module.startswith(("stable_baselines3.", "sb3_contrib.")):
-        return [*names, *known]
+    if type(callback).__module__.startswith(("stable_baselines3.", "sb3_contrib.")):
+        return names
     given = {name for kind in type(callback).__mro__ if "__init__" in vars(kind) for name in _arguments_of(kind)}
-    inherited = {"n_calls", "num_timesteps", "verbose", AT_FIRST, *given}
-    return [*names, *(name for name, value in vars(callback).items() if name not in inherited and _is_result(value))]
+    others = {*names, *given, *SB3S_OWN, BEFORE, AT_FIRST}
+    return [
+        *names,
+        *(name for name, value in vars(callback).items() if name not in others and (value is None or _is_result(value))),
+    ]
 
 
 def _arguments_of(kind: type) -> list[str]:
@@ -232,9 +256,9 @@ def _arguments_of(kind: type) -> list[str]:
 def _is_result(value: Any) -> bool:
     """Numbers, and lists and dicts of them: nothing that names a place or a thing to do."""
     if isinstance(value, (list, tuple)):
-        return len(value) < 10_000 and all(_is_result(each) for each in value)
+        return all(_is_result(each) for each in value)
     if isinstance(value, dict):
-        return len(value) < 10_000 and all(isinstance(key, str) and _is_result(each) for key, each in value.items())
+        return all(isinstance(key, str) and _is_result(each) for key, each in value.items())
     return isinstance(value, (bool, int, float, np.number)) or (isinstance(value, np.ndarray) and value.dtype.kind in "biuf")
 
 
@@ -411,9 +435,8 @@ def check_callbacks(saved: Mapping[str, list[dict[str, Any]]], what: str) -> Non
     for kind, states in saved.items():
         for each in states:
             for name, value in each.items():
-                listed = name.startswith("evaluations_")  # SB3's EvalCallback's
                 whole = name == "n_calls" and not (isinstance(value, int) and value >= 0)
-                if whole or (value is not None and not _is_result(value)) or (listed and not isinstance(value, list)):
+                if whole or (value is not None and not _is_result(value)):
                     raise DamagedError(f"{what}: {short(kind)}'s {short(name)} cannot be {short(value)}")
 
 
@@ -466,10 +489,25 @@ def _cut_off(model: OffPolicyAlgorithm, callback: BaseCallback, goes_on: np.ndar
     :param goes_on: Whether each of the model's environments goes on where it was
     """
     seen = {name: obs for each in _steppers(callback) for name, obs in each.observations().items()}
-    first, *others = rows.parts(_buffer(model)).items()
-    cut_off(first[1], goes_on)
-    for name, buffer in others:
+    leave_episodes(model, goes_on)
+    for name, buffer in list(rows.parts(_buffer(model)).items())[1:]:
         cut_off(buffer, np.array([goes_on.any() and name in seen and _follows(buffer, seen[name])]))
+
+
+def leave_episodes(model: OffPolicyAlgorithm, goes_on: np.ndarray) -> None:
+    """
+    What a model keeps of the episodes under way in its environments ends: in the part of the replay buffer that they fill, and
+    in each of its modules that has ``cut_off(goes_on)``.
+
+    :param model: A model
+    :param goes_on: For each environment, whether its episode goes on
+    """
+    for buffer in rows.first(model.replay_buffer):
+        cut_off(buffer, goes_on)
+    for module in parameters.modules(model).values():
+        end = getattr(module, "cut_off", None)
+        if end is not None:
+            end(goes_on)
 
 
 def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[dict[str, Any]]]) -> None:
@@ -479,26 +517,39 @@ def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[d
         states, index = saved.get(name, []), counts.get(name, 0)
         counts[name] = index + 1
         if index < len(states):
-            for key in _state_names(each):
-                if key in states[index] and hasattr(each, key):
-                    _put_result(each, key, states[index][key])
+            known = _state_names(each)
+            left = [key for key, value in states[index].items() if key not in known or not _put_result(each, key, value)]
+            if left:
+                warnings.warn(
+                    f"{name}: the checkpoint's {short(', '.join(left))} cannot be put back: the callback has no number of "
+                    "this name now, or one of another form.",
+                    stacklevel=2,
+                )
 
 
-def _put_result(callback: BaseCallback, name: str, value: Any) -> None:
-    """Numbers alone, and in the form that the callback has them: nothing that a file says becomes a path."""
-    ours = getattr(callback, name)
-    if value is None and ours is None:
-        return
-    if isinstance(ours, np.ndarray):
-        value = np.array(value, ours.dtype)
-    elif isinstance(ours, tuple) and isinstance(value, list):
-        value = tuple(value)
-    kinds = [
-        next((kind for kind in (dict, list, tuple, np.ndarray) if isinstance(each, kind)), None) for each in (ours, value)
-    ]
-    if not _is_result(value) or (ours is not None and kinds[0] is not kinds[1]):
-        raise DamagedError(f"{type(callback).__name__}.{name} cannot be {short(value)}.")
+def _put_result(callback: BaseCallback, name: str, value: Any) -> bool:
+    """
+    Numbers alone, and in the form that the callback has them, if it has any: nothing that a file says becomes a path.
+
+    :return: Whether it was put back
+    """
+    ours = getattr(callback, name, callback)  # which is no number
+    if ours is not None:
+        if not _is_result(ours) or _form(_as_lists(ours)) is not _form(value):
+            return False
+        if isinstance(ours, np.ndarray):
+            try:
+                value = np.array(value, ours.dtype)
+            except (OverflowError, TypeError, ValueError):  # not as deep everywhere, or too large
+                return False
+        elif isinstance(ours, tuple):
+            value = tuple(value)
     setattr(callback, name, value)
+    return True
+
+
+def _form(value: Any) -> type:
+    return next((kind for kind in (dict, list, type(None)) if isinstance(value, kind)), float)
 
 
 def episode_seed(model: OffPolicyAlgorithm, run: str) -> int:
