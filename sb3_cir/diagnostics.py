@@ -78,7 +78,9 @@ class QGain(BaseCallback):
 
     def _on_step(self) -> bool:
         assert isinstance(self.model, OffPolicyAlgorithm)
-        if self.n_calls % self.every == 0 and self.num_timesteps > self.model.learning_starts:
+        # Before the first update the buffer may have nothing to draw, as HER's has before an episode has ended.
+        learns = self.num_timesteps > self.model.learning_starts and self.model._n_updates > 0
+        if self.n_calls % self.every == 0 and learns:
             with unchanged_randomness(self.model.device):
                 self.logger.record("train/q_gain", self._look(self.model))
         return True

@@ -173,6 +173,7 @@ class OffDynamicsCallback(BaseCallback):
         self.target_steps = 0
         self.evaluations: list[dict[str, float]] = []
         self._target_env: VecEnv | None = None
+        self._stepped_for: OffPolicyAlgorithm | None = None
         self._steps_owed = 0
 
     def _init_callback(self) -> None:
@@ -186,8 +187,10 @@ class OffDynamicsCallback(BaseCallback):
             )
         steps = self.model.num_timesteps  # those of the callback are of the last learn() yet
         self._next_eval = (steps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
-        if self._target_env is not None:
+        if self._stepped_for is self.model:
             return  # learn() was called again: the target's episode goes on, as the source's does
+        if self._stepped_for is not None:  # another model's run is over
+            self.target_steps, self._steps_owed, self.evaluations = 0, 0, []
         spec = self.training_env.get_attr("spec")[0]
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
@@ -196,7 +199,7 @@ class OffDynamicsCallback(BaseCallback):
             self._last_obs: Any = target_env.reset()
         if getattr(self.model, "_resumed", None) is None:
             cut_off(buffer)  # of a resumed run it is seen before its first rollout whether the episode goes on
-        self._target_env = target_env
+        self._target_env, self._stepped_for = target_env, self.model
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
         if self.eval_freq:
             seed = None if self.model.seed is None else self.model.seed + 100

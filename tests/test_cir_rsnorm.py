@@ -12,8 +12,11 @@ from small import PowerCut, PowerError, small
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_cir import CIR
+from sb3_cir.baselines import SimBa
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.cir_rsnorm import CIRRSNorm
+from sb3_cir.policies import DictExtractor
+from sb3_cir.smr import SMR
 
 
 class Shifted(gym.Env):
@@ -89,6 +92,23 @@ def test_dicts_and_images(policy: str, space: spaces.Space) -> None:
     if policy == "MultiInputPolicy":
         assert model.actor.features_extractor.mean.shape == (5,)
         assert model.actor.features_extractor.count == 30
+
+
+@pytest.mark.parametrize("model_class", [CIRRSNorm, SimBa])
+def test_the_critics_have_a_network_for_images_of_their_own(model_class: type[SMR]) -> None:
+    widths = [16, 16] if model_class is SimBa else [16]
+    space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    model = small(Shifted(space), "CnnPolicy", model_class, policy_kwargs=dict(net_arch=widths))
+    own = {id(parameter) for parameter in model.critic.features_extractor.parameters()}
+    assert own
+    assert own <= {id(parameter) for group in model.critic.optimizer.param_groups for parameter in group["params"]}
+
+
+def test_images_in_a_dict_need_a_network() -> None:
+    space = spaces.Dict(a=spaces.Box(-1, 1, (2,)), image=spaces.Box(0, 255, (36, 36, 3), np.uint8))
+    with pytest.raises(ValueError, match=r"no network for images \(image\)"):
+        build(Shifted(space), policy="MultiInputPolicy")
+    build(Shifted(space), policy="MultiInputPolicy", policy_kwargs=dict(features_extractor_class=DictExtractor)).learn(30)
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 
 from sb3_cir import CIR
+from sb3_cir.diagnostics import QGain
+from sb3_cir.envs import paper_protocol
 
 
 def her(env, strategy: str = "future") -> CIR:
@@ -28,6 +30,19 @@ def test_her(n_envs: int, strategy: str) -> None:
     goals = model.replay_buffer.sample(64).observations["desired_goal"].numpy()
     assert not (goals == 1).all()
     assert (model.replay_buffer.observations["desired_goal"][: model.replay_buffer.pos] == 1).all()
+
+
+def test_gain_is_looked_at_once_there_is_something_to_draw() -> None:
+    env = BitFlippingEnv(n_bits=4, continuous=True, max_steps=10)
+    model = small(env, "MultiInputPolicy", replay_buffer_class=HerReplayBuffer, train_freq=(1, "episode"), learning_starts=0)
+    model.learn(20, callback=QGain(every=1, batch_size=4))
+    assert model._n_updates > 0
+
+
+def test_the_papers_protocol_leaves_goals_by_name() -> None:
+    env = BitFlippingEnv(n_bits=4, continuous=True)
+    assert paper_protocol(env) is env
+    assert her(paper_protocol(env)).observation_space == env.observation_space
 
 
 def test_save_and_continue(tmp_path: Path) -> None:

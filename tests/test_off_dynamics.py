@@ -158,6 +158,16 @@ def test_learn_again_goes_on() -> None:
     check_buffer(model.replay_buffer.target, TARGET, 20)
 
 
+def test_a_callback_begins_anew_with_another_model() -> None:
+    _, callback = learn(steps=105)
+    model, _ = learn(CIR, steps=205, callback=callback)
+    check_buffer(model.replay_buffer.target, TARGET, 20)
+    assert callback.target_steps == 20
+    assert model.replay_buffer.target.observations[0, 0, 2] == 0
+    with pytest.raises(ValueError, match="action_space differs"):
+        learn(steps=20, callback=callback, env_kwargs=dict(discrete=True), algorithm=DQN)
+
+
 @pytest.mark.parametrize("algorithm", [SAC, CIR])
 def test_another_callback_begins_another_episode(algorithm) -> None:
     """No n-step return goes from the target's last episode into it."""

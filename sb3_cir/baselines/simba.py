@@ -15,7 +15,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
-from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, preprocess_obs
+from stable_baselines3.common.preprocessing import get_action_dim, get_flattened_obs_dim, is_image_space, preprocess_obs
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.vec_env import VecEnv
@@ -38,10 +38,13 @@ class RSNorm(BaseFeaturesExtractor):
     and variance of all observations that were given to :meth:`update`. They are buffers, so they are saved and loaded with the
     policy. The entries of a Dict stand one after the other, in the order of the space.
 
+    It has no network for images: a Dict that holds some is refused.
+
     A forward pass never moves them. Who calls :meth:`update`: :class:`SimBa` does with each observation that it acts on while
     learning, as the original does. Other algorithms do not know of it; for them :class:`SimbaActor` does.
 
     :param observation_space: Observation space
+    :raises ValueError: If it is a Dict with images.
     """
 
     # float32 cannot hold the square of what is larger, and no simulator means it.
@@ -52,6 +55,13 @@ class RSNorm(BaseFeaturesExtractor):
     count: th.Tensor
 
     def __init__(self, observation_space: spaces.Space[Any]):
+        if isinstance(observation_space, spaces.Dict):
+            images = [name for name, space in observation_space.spaces.items() if is_image_space(space)]
+            if images:
+                raise ValueError(
+                    f"RSNorm has no network for images ({', '.join(images)}): pass policy_kwargs="
+                    "dict(features_extractor_class=sb3_cir.policies.DictExtractor), which has one and normalises nothing."
+                )
         size = get_flattened_obs_dim(observation_space)
         super().__init__(observation_space, size)
         self._has_warned = False
@@ -249,7 +259,8 @@ class NormalizesObservations(SACPolicy):
     For a policy, to stand before it: observations go through :class:`RSNorm`, one for actor, critics and target critics.
 
     :param features_extractor_class: What observations go through
-    :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must.
+    :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must,
+        and by default with it alone: one that learns, such as ``NatureCNN``, is to learn from the critics' loss too.
     :raises ValueError: If statistics would not be shared.
     """
 
@@ -257,9 +268,11 @@ class NormalizesObservations(SACPolicy):
         self,
         *args: Any,
         features_extractor_class: type[BaseFeaturesExtractor] = RSNorm,
-        share_features_extractor: bool = True,
+        share_features_extractor: bool | None = None,
         **kwargs: Any,
     ):
+        if share_features_extractor is None:
+            share_features_extractor = features_extractor_class is RSNorm
         if features_extractor_class is RSNorm and not share_features_extractor:
             raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
         own = dict(features_extractor_class=features_extractor_class, share_features_extractor=share_features_extractor)

@@ -47,7 +47,8 @@ def register() -> None:
 def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, Any]:
     """
     Make an environment by the paper's protocol: on dm_control and HumanoidBench a flat float32 observation, action repeat
-    2 with summed rewards, and the time limit as truncation. Elsewhere only Dict observations are flattened.
+    2 with summed rewards, and the time limit as truncation. Elsewhere only Dict observations are flattened, except those
+    with goals.
 
     :param env_id: A Gymnasium id, e.g. ``dm_control/walker-walk-v0``
     :param seed: Seed of the environment and its action space

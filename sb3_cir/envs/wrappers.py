@@ -61,7 +61,7 @@ def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """
     The paper's protocol: on dm_control and HumanoidBench flat float32 observations and every action taken twice.
 
-    Elsewhere only Dict observations are flattened, and an environment with a Box stays as it is.
+    Elsewhere only Dict observations are flattened, but not those with goals, which hindsight replay (HER) needs by name.
 
     :param env: The environment as ``gymnasium.make`` makes it
     :return: The wrapped environment
@@ -70,4 +70,5 @@ def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     repeat = action_repeat(env_id)
     if repeat > 1:
         return FlatFloat32(ActionRepeat(env, repeat))
-    return FlatFloat32(env) if isinstance(env.observation_space, spaces.Dict) else env
+    space = env.observation_space
+    return FlatFloat32(env) if isinstance(space, spaces.Dict) and "achieved_goal" not in space.spaces else env
