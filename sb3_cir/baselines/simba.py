@@ -108,12 +108,13 @@ class RSNorm(BaseFeaturesExtractor):
 
     def _rows(self, observations: TensorOrDict) -> th.Tensor:
         """Observations as ``(batch, size)``."""
-        if not isinstance(observations, dict):
-            return observations.reshape(len(observations), -1)
-        # A dict may have its entries in any order, the space always has the same.
-        assert isinstance(self._observation_space, spaces.Dict)
-        entries = [observations[key] for key in self._observation_space.spaces]
-        return th.cat([entry.reshape(len(entry), -1) for entry in entries], dim=1)
+        if isinstance(observations, dict):  # in any order, where the space always has the same
+            assert isinstance(self._observation_space, spaces.Dict)
+            entries = [observations[key] for key in self._observation_space.spaces]
+        else:
+            entries = [observations]
+        # By shape and not by len(), which an exported policy would take for a constant.
+        return th.cat([entry.reshape(entry.shape[0], -1) for entry in entries], dim=1)
 
 
 def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
