@@ -20,7 +20,21 @@ from sb3_cir.ablations import CRITICS, choose
 from sb3_cir.networks import UShape, UShapeCritic, check_widths
 
 
-class CIRCritic(ContinuousCritic):
+class ConcatCritic(ContinuousCritic):
+    """A critic whose networks see features and actions side by side. A shared features extractor learns nothing from it."""
+
+    def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """
+        :param obs: Observations
+        :param actions: ``(batch, n_actions)`` in [-1, 1]
+        :return: Features and actions side by side, ``(batch, features_dim + n_actions)``.
+        """
+        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
+            features = self.extract_features(obs, self.features_extractor)
+        return th.cat([features, actions], dim=1)
+
+
+class CIRCritic(ConcatCritic):
     """
     All of CIR's critics in one module; called, it returns one ``(batch, 1)`` tensor for each, like any SB3 critic.
 
@@ -64,16 +78,6 @@ class CIRCritic(ContinuousCritic):
         self.n_critics = n_critics
         in_features = features_dim + get_action_dim(action_space)
         self.q_network = network(n_critics, in_features, net_arch, avg_r_norm_coef)
-
-    def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
-        """
-        :param obs: Observations
-        :param actions: ``(batch, n_actions)`` in [-1, 1]
-        :return: Features and actions side by side, ``(batch, features_dim + n_actions)``.
-        """
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            features = self.extract_features(obs, self.features_extractor)
-        return th.cat([features, actions], dim=1)
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         return tuple(self.q_network(self.network_input(obs, actions)).unbind(dim=0))

@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import SimbaActor
-from sb3_cir.policies import FusedAdam, check_fixed_arguments, check_n_critics
+from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import frozen, minimise
 
@@ -150,7 +150,7 @@ class Adjustment(nn.Module):
         return (self.LOG_MIN + (self.LOG_MAX - self.LOG_MIN) * 0.5 * (1 + self.log_value.tanh())).exp()
 
 
-class BROCritic(ContinuousCritic):
+class BROCritic(ConcatCritic):
     """
     BRO's critics as one stack of BroNets; called, it returns one ``(batch, n_quantiles)`` tensor for each.
 
@@ -170,9 +170,7 @@ class BROCritic(ContinuousCritic):
         self.q_network = nn.Sequential(body, ReLULinear(n_critics, widths[-1], n_quantiles))
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            features = self.extract_features(obs, self.features_extractor)
-        x = th.cat([features, actions], dim=1)
+        x = self.network_input(obs, actions)
         return tuple(self.q_network(x.expand(self.n_critics, *x.shape)))
 
 

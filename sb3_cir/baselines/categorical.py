@@ -28,7 +28,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
-from sb3_cir.policies import CIRActor, FusedAdam, check_action_space, check_n_critics
+from sb3_cir.policies import CIRActor, ConcatCritic, FusedAdam, check_action_space, check_n_critics
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import frozen, minimise
 
@@ -71,7 +71,7 @@ class StackActor(CIRActor):
         return mean, LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + th.tanh(log_std)), {}
 
 
-class CategoricalCritic(ContinuousCritic):
+class CategoricalCritic(ConcatCritic):
     """
     Critics that give a distribution of the return over a fixed grid of values. Called, it returns the mean of each, one
     ``(batch, 1)`` tensor for each critic like any SB3 critic.
@@ -102,9 +102,7 @@ class CategoricalCritic(ContinuousCritic):
         :param actions: ``(batch, n_actions)`` in [-1, 1]
         :return: Logarithm of the probability of each value, ``(n_critics, batch, n_bins)``
         """
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            features = self.extract_features(obs, self.features_extractor)
-        x = th.cat([features, actions], dim=1)
+        x = self.network_input(obs, actions)
         return th.log_softmax(self.q_network(x.expand(self.n_critics, *x.shape)), dim=2)
 
     def means(self, log_probabilities: th.Tensor) -> th.Tensor:

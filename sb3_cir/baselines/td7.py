@@ -24,7 +24,7 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import FusedAdam, check_fixed_arguments
+from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import frozen, minimise
 
@@ -59,7 +59,7 @@ class TD7Actor(Actor):
         return actions
 
 
-class TD7Critic(ContinuousCritic):
+class TD7Critic(ConcatCritic):
     """
     TD3's critics with the embeddings of state and action beside their first layer, as one stack of networks with elu.
 
@@ -94,9 +94,7 @@ class TD7Critic(ContinuousCritic):
         :param zs: Embedding of the state, ``(batch, embedding_dim)``
         :return: ``(batch, n_critics)``
         """
-        with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
-            observed = self.extract_features(obs, self.features_extractor)
-        x = th.cat([observed, actions], dim=1)
+        x = self.network_input(obs, actions)
         features = self.input(x.expand(self.n_critics, *x.shape))
         embeddings = th.cat([zsa, zs], dim=1).expand(self.n_critics, -1, -1)
         q_values: th.Tensor = self.q_network(th.cat([features, embeddings], dim=2))
