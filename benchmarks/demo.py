@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import matplotlib
 import numpy as np
+from huggingface_sb3 import EnvironmentName
+from rl_zoo3 import get_latest_run_id
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from benchmarks.arguments import folder, not_negative
@@ -133,11 +135,10 @@ def main(options: argparse.Namespace) -> int:
     if run_zoo("train", out, "--seed", str(options.seed), "-n", str(size.steps), *evaluation) != 0:
         print("Training failed; what it printed above says why.", file=sys.stderr)
         return 1
-    # RL Zoo numbers the runs that a folder has.
-    runs = (out / "logs" / "cir").glob("dm_control-cartpole-balance-v0_*")
-    run = max(runs, key=lambda each: int(each.name.rpartition("_")[2]))
+    logs, task = out / "logs" / "cir", EnvironmentName(ENV_ID)
+    run = logs / f"{task}_{get_latest_run_id(str(logs), task)}"
 
-    for label, name in (("At the end", "dm_control-cartpole-balance-v0"), ("The best agent", "best_model")):
+    for label, name in (("At the end", task), ("The best agent", "best_model")):
         model = CIR.load(run / f"{name}.zip", buffer_size=1)
         mean, std = evaluate_policy(model, envs.make(ENV_ID, seed=1), n_eval_episodes=5, deterministic=True, warn=False)
         print(f"{label}: return {mean:.1f} ± {std:.1f} of 1000 over 5 episodes", flush=True)
