@@ -19,6 +19,7 @@ An episode of T steps has
 
 import copy
 import importlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -40,6 +41,8 @@ from sb3_cir.runs.files import short
 from sb3_cir.runs.watch import LARGEST, TAKES
 
 COLUMNS = ("actions", "rewards", "terminations", "truncations")
+# How far observations may leave the bounds of their space, as a share of its range: a little they often do.
+BEYOND_BOUNDS = 0.1
 # Columns of replay buffers in which an episode's end is marked, in transitions before it too
 ENDS = ("dones", "timeouts", "ep_start", "ep_length")
 
@@ -86,6 +89,7 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     episodes = [_channels_first(episode, model) for episode in read]
     for episode in episodes:
         _check(episode, model)
+    _warn_of_bounds(episodes, model)
     dealt: list[list[Episode]] = [[] for _ in range(buffer.n_envs)]
     lengths = [0] * buffer.n_envs
     for episode in episodes:
@@ -276,6 +280,25 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
         raise ValueError(
             f"{what}: actions have {actions[outside][0]} in them, the model's action_space is {model.action_space}."
         )
+
+
+def _warn_of_bounds(episodes: list[Episode], model: OffPolicyAlgorithm) -> None:
+    """Once. Observations far out of the bounds of their space are as a rule some that a wrapper has not rescaled."""
+    boxes = {
+        name: space for name, space in _spaces(model).items() if isinstance(space, spaces.Box) and space.dtype.kind == "f"
+    }
+    for episode in episodes:
+        for name, space in boxes.items():
+            observations, low, high = episode.observations[name], space.low.astype(float), space.high.astype(float)
+            beyond = np.maximum(low - observations, observations - high) > BEYOND_BOUNDS * (high - low)
+            if beyond.any():
+                place = tuple(np.argwhere(beyond)[0][1:])
+                warnings.warn(
+                    f"{episode.what}: {name} have {observations[beyond][0]} in them, and the model's environment says "
+                    f"{low[place]} to {high[place]}. If a wrapper rescales them there, record with it.",
+                    stacklevel=3,
+                )
+                return
 
 
 def _check_entries(what: str, name: str, value: Any, length: int, space: spaces.Space[Any]) -> None:

@@ -181,11 +181,27 @@ def test_numbers_that_the_buffer_would_make_others_of(
     assert model.replay_buffer.size() == 0
 
 
-def test_bounds_of_floats_are_not_asked_for(tmp_path: Path) -> None:
-    model = small(Observes(spaces.Box(-1, 1, (1,))))
-    place = folder(tmp_path / "episodes", bad(observations=np.full((5, 1), 3e38), actions=np.zeros((4, 1))))
-    assert datasets.fill(model, place) == 4
-    assert (model.replay_buffer.observations[:4] == np.float32(3e38)).all()
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("value", "warned"), [(3e38, True), (-1.25, True), (1.15, False)])
+def test_bounds_of_floats_are_no_limits(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, value: float, warned: bool, named: bool
+) -> None:
+    """They are kept. Far beyond the bounds one sentence asks whether a wrapper rescales them."""
+    box = spaces.Box(np.array([-np.inf, -1], np.float32), np.array([0, 1], np.float32))
+    observations = np.stack([np.full(5, 9), np.full(5, value)], axis=1)
+    arrays = bad(actions=np.zeros((4, 1))) | {"observations/a" if named else "observations": observations}
+    if named:
+        del arrays["observations"]
+    model = small(Observes(spaces.Dict(a=box) if named else box), policy="MultiInputPolicy" if named else "MlpPolicy")
+    assert datasets.fill(model, folder(tmp_path / "episodes", arrays, arrays)) == 8
+    kept = model.replay_buffer.observations["a"] if named else model.replay_buffer.observations
+    assert (kept[:8, 0, 1] == np.float32(value)).all()
+    said = [str(each.message) for each in recwarn]
+    assert len(said) == warned
+    if warned:
+        name = "observations/a" if named else "observations"
+        assert f"episode_0.npz: {name} have {np.float64(value)} in them" in said[0]
+        assert "the model's environment says -1.0 to 1.0. If a wrapper rescales" in said[0]
 
 
 @pytest.mark.parametrize("named", [False, True])

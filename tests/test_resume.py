@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -746,12 +747,14 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
             super().__init__()
             self.limit, self.path, self.name, self._most = limit, path, path, 2 * limit
             self.seen, self.sums, self.array, self.pair = 0, [], np.zeros(2), (0, 0)
+            self.newest: deque[int] = deque(maxlen=3)
 
         def _on_step(self) -> bool:
             self.seen += 1
             self.sums.append(self.seen)
             self.array += 1
             self.pair = (self.seen, -self.seen)
+            self.newest.append(self.seen)
             return True
 
     def callbacks(limit: int, path: str) -> list[BaseCallback]:
@@ -765,6 +768,7 @@ def test_what_callbacks_count_goes_on(tmp_path: Path) -> None:
     mine = second[0]
     assert (mine.limit, mine.path, mine.name, mine._most) == (5, "there", "there", 10)
     assert (mine.seen, mine.sums[:3], mine.array.tolist(), mine.pair) == (106, [1, 2, 3], [106.0, 106.0], (106, -106))
+    assert (list(mine.newest), mine.newest.maxlen) == ([104, 105, 106], 3)
     assert second[2].last_time_trigger == 100
 
 

@@ -254,8 +254,8 @@ def _arguments_of(kind: type) -> list[str]:
 
 
 def _is_result(value: Any) -> bool:
-    """Numbers, and lists and dicts of them: nothing that names a place or a thing to do."""
-    if isinstance(value, (list, tuple)):
+    """Numbers, and lists, queues and dicts of them: nothing that names a place or a thing to do."""
+    if isinstance(value, (list, tuple, deque)):
         return all(_is_result(each) for each in value)
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_result(each) for key, each in value.items())
@@ -272,7 +272,7 @@ def _size(value: Any) -> int:
 def _as_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_lists(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return [_as_lists(entry) for entry in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
@@ -544,6 +544,8 @@ def _put_result(callback: BaseCallback, name: str, value: Any) -> bool:
                 return False
         elif isinstance(ours, tuple):
             value = tuple(value)
+        elif isinstance(ours, deque):
+            value = deque(value, ours.maxlen)
     setattr(callback, name, value)
     return True
 
