@@ -284,12 +284,15 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
 
 def _warn_of_bounds(episodes: list[Episode], model: OffPolicyAlgorithm) -> None:
     """Once. Observations far out of the bounds of their space are as a rule some that a wrapper has not rescaled."""
-    boxes = {
-        name: space for name, space in _spaces(model).items() if isinstance(space, spaces.Box) and space.dtype.kind == "f"
+    bounds = {
+        name: (space.low.astype(float), space.high.astype(float))
+        for name, space in _spaces(model).items()
+        # Most spaces of floats have no bounds at all: nothing to look at.
+        if isinstance(space, spaces.Box) and space.dtype.kind == "f" and (space.bounded_below & space.bounded_above).any()
     }
     for episode in episodes:
-        for name, space in boxes.items():
-            observations, low, high = episode.observations[name], space.low.astype(float), space.high.astype(float)
+        for name, (low, high) in bounds.items():
+            observations = episode.observations[name]
             beyond = np.maximum(low - observations, observations - high) > BEYOND_BOUNDS * (high - low)
             if beyond.any():
                 place = tuple(np.argwhere(beyond)[0][1:])

@@ -189,9 +189,10 @@ def test_bounds_of_floats_are_no_limits(
     """They are kept. Far beyond the bounds one sentence asks whether a wrapper rescales them."""
     box = spaces.Box(np.array([-np.inf, -1], np.float32), np.array([0, 1], np.float32))
     observations = np.stack([np.full(5, 9), np.full(5, value)], axis=1)
-    arrays = bad(actions=np.zeros((4, 1))) | {"observations/a" if named else "observations": observations}
-    if named:
-        del arrays["observations"]
+    name = "observations/a" if named else "observations"
+    arrays = bad(actions=np.zeros((4, 1)))
+    del arrays["observations"]
+    arrays[name] = observations
     model = small(Observes(spaces.Dict(a=box) if named else box), policy="MultiInputPolicy" if named else "MlpPolicy")
     assert datasets.fill(model, folder(tmp_path / "episodes", arrays, arrays)) == 8
     kept = model.replay_buffer.observations["a"] if named else model.replay_buffer.observations
@@ -199,7 +200,6 @@ def test_bounds_of_floats_are_no_limits(
     said = [str(each.message) for each in recwarn]
     assert len(said) == warned
     if warned:
-        name = "observations/a" if named else "observations"
         assert f"episode_0.npz: {name} have {np.float64(value)} in them" in said[0]
         assert "the model's environment says -1.0 to 1.0. If a wrapper rescales" in said[0]
 

@@ -254,7 +254,7 @@ def _arguments_of(kind: type) -> list[str]:
 
 
 def _is_result(value: Any) -> bool:
-    """Numbers, and lists, queues and dicts of them: nothing that names a place or a thing to do."""
+    """Numbers, and lists, deques and dicts of them: nothing that names a place or a thing to do."""
     if isinstance(value, (list, tuple, deque)):
         return all(_is_result(each) for each in value)
     if isinstance(value, dict):
