@@ -132,11 +132,12 @@ class Arm:
     arguments: dict[str, Any] = field(default_factory=dict)
     entropy_per_action: float | None = None
 
-    def build(self, env: DummyVecEnv, seed: int, width: int) -> SMR:
+    def build(self, env: DummyVecEnv, seed: int, width: int, precision: str = "float32") -> SMR:
         """
         :param env: The environment
         :param seed: Of the run
         :param width: Of the critic, and of CIR's actor; SimBa's actor has its own 128
+        :param precision: Of the critics' matrix products, see :class:`~sb3_cir.CIR`
         :return: The model
         """
         from_simba = issubclass(self.algorithm, SimBa)
@@ -145,7 +146,7 @@ class Arm:
         parts: dict[str, Any] = own | dict(weight_decay=0.01 if from_simba else 0.0) | self.parts
         parts["net_arch"] = dict(pi=[128] if parts["actor_body"] == "simba" else [width] * 2, qf=[width] * 2)
         # The same number of updates for all: SimBa's own warm-up is twice as long.
-        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000)
+        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, precision=precision)
         if from_simba:
             arguments["episodic"] = False  # no task of the screen ends by itself
         if self.entropy_per_action is not None:

@@ -39,7 +39,7 @@ NEWEST = 2000
 # Right before, or right after, a look: a stretch that one policy acted in, or nearly.
 STRETCH = 100
 DRAWS = 20
-EPISODES = 3
+EPISODES = 10
 ACTION_REPEAT = 2
 # Steps of the agent between checkpoints, each of which ends the episode under way: dm_control's have 500, so it cuts none.
 CHECKPOINT_EVERY = 2500
@@ -211,6 +211,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval-every", type=positive, default=6_250, help="steps between two evaluations (default: %(default)s)"
     )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="of the critics' matrix products (default: %(default)s)",
+    )
     parser.add_argument("--out", type=folder, required=True, help="folder of the results")
 
 
@@ -226,13 +232,17 @@ def main(options: argparse.Namespace) -> int:
     th.set_flush_denormal(True)
     options.out.mkdir(parents=True, exist_ok=True)
     name = f"{options.arm}, width {options.width}"
+    path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
+    if options.precision != "float32":
+        name += f", {options.precision}"
+        path = path.with_stem(f"{path.stem}__{options.precision}")
     command = f"python -m benchmarks screen --arm {options.arm} --task {options.task} --seed {options.seed} "
     command += f"--width {options.width} --steps {options.steps} --every {options.every} --eval-every {options.eval_every}"
+    command += f" --precision {options.precision}"
     made = dict(exp_name=name, env_name=options.task, seed=options.seed)
     made |= keep.how_made(1, options.out) | dict(command=command)
-    path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
     folder = path.with_name(f".{path.stem}")
-    model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width)
+    model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width, options.precision)
     if checkpoints(folder):
         model.restore(folder)
         made |= dict(earlier=_earlier(path, model.num_timesteps))

@@ -103,9 +103,9 @@ def screened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
         model.learning_starts = 20
         return model
 
-    def run(steps: int, arm: str = "cir+temp+rsnorm") -> tuple[dict[str, Any], pd.DataFrame]:
+    def run(steps: int, arm: str = "cir+temp+rsnorm", *more: str) -> tuple[dict[str, Any], pd.DataFrame]:
         sizes = ["--width", "8", "--steps", str(steps), "--every", "20", "--eval-every", "60"]
-        assert main(["screen", "--arm", arm, "--task", TASK, *sizes, "--out", str(tmp_path)]) == 0
+        assert main(["screen", "--arm", arm, "--task", TASK, *sizes, *more, "--out", str(tmp_path)]) == 0
         (file,) = tmp_path.glob("*.csv")
         (made,) = log.load([file]).runs
         return made, pd.read_csv(file, comment="#")
@@ -125,6 +125,20 @@ def test_writes_rows_that_say_how_they_were_made(screened: Callable[[int], tuple
     assert ("q_gain", 80) in rows
     assert ("q_bias", 80) not in rows
     assert np.all(np.isfinite(rows))
+
+
+def test_another_precision_is_another_run(
+    screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]], tmp_path: Path
+) -> None:
+    made, table = screened(40, "cir+temp+rsnorm", "--precision", "bfloat16")
+    assert made["exp_name"] == "cir+temp+rsnorm, width 8, bfloat16"
+    q_data = table.set_index("metric").value["q_data"]
+    (file,) = tmp_path.glob("*.csv")
+    file.unlink()
+    made, table = screened(40)
+    assert made["exp_name"] == "cir+temp+rsnorm, width 8"
+    assert made["command"].endswith("--precision float32")
+    assert table.set_index("metric").value["q_data"] != q_data
 
 
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+categorical"])
