@@ -4,6 +4,8 @@ import copy
 import os
 import pickle
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +418,32 @@ def test_worker_that_is_killed_between_steps() -> None:
 
     with pytest.raises(FailedEnvError, match=r"^The process of environment 1 at step 4 is gone \(killed by SIGKILL\)"):
         small(env).learn(30, callback=Kill())
+
+
+def test_ctrl_c_that_reaches_the_workers_long_before() -> None:
+    env = make(SubprocVecEnv)
+    ours = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+
+    class Interrupt(BaseCallback):
+        def _on_step(self) -> bool:
+            for process in env.processes:
+                os.kill(process.pid, signal.SIGINT)
+                process.join()
+            ours.start()
+            return True
+
+    failed = []
+
+    def learn() -> None:
+        try:
+            small(env).learn(30, callback=Interrupt())
+        except FailedEnvError as error:
+            failed.append(error)
+            time.sleep(1)  # so that Ctrl-C comes here, and not in the midst of another test
+
+    with pytest.raises(KeyboardInterrupt):
+        learn()
+    assert not failed
 
 
 def test_worker_that_raises() -> None:

@@ -11,6 +11,7 @@ import math
 import numbers
 import operator
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
@@ -444,6 +445,9 @@ class _InnermostWatcher(_Watcher):
         connection.wait([worker.process.sentinel for worker in self.workers], timeout=5)
         for index, worker in enumerate(self.workers):
             code = worker.process.exitcode
+            if code == 0:
+                # SB3's workers end so at Ctrl-C, which may reach them first. If it is on its way here, it ends the run.
+                time.sleep(1)
             if code is not None:
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}, see what it has printed"
                 return index, how
