@@ -20,7 +20,7 @@ from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.diagnostics import q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy, check_action_space
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import Losses, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
+from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
 
 # Updates between two looks at gradients, Q-values and units.
 DIAGNOSE_EVERY = 100
@@ -99,6 +99,7 @@ class SMR(Resumable, SAC):
         if self.device.type == "cpu":
             keep_freed_memory()
 
+    @fast_products()
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
         Sample ``gradient_steps`` batches and make ``sample_reuse`` updates with each.

@@ -26,7 +26,7 @@ from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import SimbaActor
 from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
-from sb3_cir.update import frozen, minimise
+from sb3_cir.update import fast_products, frozen, minimise
 
 
 class FusedAdamW(FusedAdam):
@@ -395,6 +395,7 @@ class BRO(SMR):
         with self.policy.as_it_explores():
             return super()._sample_action(*args, **kwargs)
 
+    @fast_products()
     def train(self, gradient_steps: int, batch_size: int = 128) -> None:
         """
         Reset, if it is time to, and make ``gradient_steps`` updates, each with a batch of its own.

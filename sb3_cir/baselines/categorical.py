@@ -30,7 +30,7 @@ from torch import nn
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
 from sb3_cir.policies import CIRActor, ConcatCritic, FusedAdam, check_action_space, check_n_critics
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import frozen, minimise
+from sb3_cir.update import fast_products, frozen, minimise
 
 # The bounds that log_std is squeezed into.
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
@@ -347,6 +347,7 @@ class CategoricalSAC(ScalesRewards, SAC):
             )
         return total_timesteps, callback
 
+    @fast_products()
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
         """
         Sample ``gradient_steps`` batches and make one update with each.

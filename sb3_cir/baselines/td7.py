@@ -26,7 +26,7 @@ from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
 from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import frozen, minimise
+from sb3_cir.update import fast_products, frozen, minimise
 
 # What the original has for the least of no values. (JSON has no infinity.)
 NOT_YET = 1e8
@@ -385,6 +385,7 @@ class TD7(Resumable, TD3):
         self.timesteps_since_update = 0
         self.min_return = NOT_YET
 
+    @fast_products()
     def make_updates(self, n_updates: int, batch_size: int = 256) -> None:
         """
         Train without looking at how the policy fares.

@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.update import fast_products
 
 
 class TwoDomainSAC(Resumable, SAC):
@@ -42,6 +43,7 @@ class TwoDomainSAC(Resumable, SAC):
             raise ValueError(f"replay_buffer_class={self.replay_buffer_class.__name__}: it must be a TwoDomainReplayBuffer.")
         super()._setup_model()
 
+    @fast_products()
     def train(self, gradient_steps: int, batch_size: int = 64) -> None:
         """
         SAC's update on the batches of :meth:`sample_batch`.
