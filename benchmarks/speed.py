@@ -37,6 +37,7 @@ from sb3_cir import CIR, envs, methods
 from sb3_cir.baselines import TD7
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.smr import SMR
+from sb3_cir.update import fast_products
 
 OBSERVATIONS, ACTIONS, BATCH, WIDTH, DEPTH, REUSE = 24, 6, 256, 512, 2, 2  # walker's sizes and the paper's
 PEERS = ("simba", "td7", "bro", "bro_fast", "flash_sac", "simba_v2")
@@ -247,6 +248,7 @@ class Products:
     def _draw(self, *shape: int) -> th.Tensor:
         return th.randn(shape, device=self.device)
 
+    @fast_products()
     def __call__(self) -> None:
         for call in self.calls:
             call()
