@@ -3,7 +3,8 @@ A train call at paper size against the method as one would write it down first: 
 plain Adam, one loss after the other.
 
 Both critics in one batched product add up in another order. Gradients agree to a few 1e-8, but Adam divides by their size, so
-where one is nearly zero a weight may step another way: of 3.2 million weights a few differ by up to 5e-5.
+where one is nearly zero a weight may step another way: of 3.2 million weights up to 7 differ by more than 1e-5, and by up to
+3e-4, the length of one step. (Which, depends on the processor and the library of matrix products.)
 """
 
 import copy
@@ -136,4 +137,4 @@ def test_train(compiled: bool) -> None:
     ]
     distances = th.cat([(ours - theirs).detach().abs().flatten() for ours, theirs in pairs])
     assert (distances > 1e-5).sum() <= 20
-    assert distances.max() < 1e-4
+    assert distances.max() < 1e-3
