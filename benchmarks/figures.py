@@ -92,7 +92,7 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
                 panels[task].fill_between(x, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
-    _legend(figure, max(panels.values(), key=lambda axes: len(axes.lines)))
+    _legend(figure, [each.entry.name for each in scores])
     return figure
 
 
@@ -101,13 +101,13 @@ def _mark(x: np.ndarray) -> dict:
     return {"marker": "o", "ms": 3} if len(x) < 4 else {}
 
 
-def _legend(figure: Figure, axes: Axes) -> None:
-    """Above the panels, in as many rows as it takes, with room of its own."""
-    lines, names = axes.get_legend_handles_labels()
+def _legend(figure: Figure, names: list[str]) -> None:
+    """Of all panels together: above them, in as many rows as it takes, with room of its own."""
+    found = {line.get_label(): line for axes in figure.axes for line in axes.lines}
     widest = 0.09 * max(map(len, names)) + 0.7  # inches at this size of letters
     columns = max(1, min(len(names), int(figure.get_figwidth() / widest)))
     figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(names) / columns))
-    figure.legend(lines, names, loc="outside upper center", ncols=columns, fontsize=9)
+    figure.legend([found[name] for name in names], names, loc="outside upper center", ncols=columns, fontsize=9)
 
 
 def _legend_beside(axes: Axes) -> None:

@@ -256,6 +256,17 @@ def test_a_method_has_one_colour(returns):
     assert len(set(many.colours.values())) == len(many.colours)
 
 
+def test_the_legend_has_methods_of_all_panels(tmp_path, returns):
+    for method, kept in (("cir", "dog-stand"), ("simba", "dog-run")):
+        write_log(tmp_path / f"{method}.csv", returns, method)
+        rows = pd.read_csv(tmp_path / f"{method}.csv")
+        rows[rows.env_name == kept].to_csv(tmp_path / f"{method}.csv", index=False)
+    found = select(tmp_path, HARD).scores
+    figure = figures.learning_curves(found, HARD, 5, figures.Look([each.entry for each in found]))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [each.entry.name for each in found]
+    assert len(found) == 2
+
+
 def test_methods_that_are_not_in_the_logs_are_refused(tmp_path, capsys, returns):
     write_log(tmp_path / "rows.csv", returns)
     assert main(["report", str(tmp_path), "--suite", "dmc_hard", "--methods", "sca"]) == 2
