@@ -2,9 +2,9 @@
 A train call at paper size against the method as one would write it down first: two critic modules of ``nn.Linear``, torch's
 plain Adam, one loss after the other.
 
-Both critics in one batched product add up in another order. Gradients agree to a few 1e-8, but Adam divides by their size, so
-where one is nearly zero a weight may step another way: of 3.2 million weights up to 7 differ by more than 1e-5, and by up to
-3e-4, the length of one step. (Which, depends on the processor and the library of matrix products.)
+Both critics in one batched product add up in another order. Gradients agree to 5e-7 of the largest, but Adam divides by their
+size. So where one is nearly zero a weight may step another way: of 3.2 million weights up to 7 differ by more than 1e-5, and
+by up to 3e-4, the length of one step. (Which, depends on the processor and the library of matrix products.)
 """
 
 import copy
