@@ -144,7 +144,7 @@ class Probe(BaseCallback):
             ent_coef=model._ent_coef(),
             entropy=-log_prob.mean(),
             saturated=(sampled.abs() > 0.97).float().mean(),
-            reward=newest.rewards.mean(),
+            reward=_newest_rewards(model, NEWEST).mean(),
         )
         return {metric: float(value) for metric, value in values.items()}
 
@@ -177,6 +177,13 @@ class Probe(BaseCallback):
 def _newest(model: SMR, n: int) -> ReplayBufferSamples:
     assert model.replay_buffer is not None
     return _rows(model, max(model.replay_buffer.pos - n, 0), n)
+
+
+def _newest_rewards(model: SMR, n: int) -> np.ndarray:
+    """Of single steps, where a batch's are sums over ``n_steps``."""
+    buffer = model.replay_buffer
+    assert buffer is not None
+    return buffer.rewards[max(buffer.pos - n, 0) : buffer.pos]
 
 
 def _rows(model: SMR, first: int, n: int) -> ReplayBufferSamples:
