@@ -16,6 +16,8 @@ from benchmarks.suites import AGGREGATES, Suite
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart, and four more for long lists.
 PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#B2A100"]
+# Runs, below which a figure shows each
+FEW = 5
 # These have the same colour in every report.
 FIRST = ["cir", "simba", "sac", "bro", "td7", "tdmpc2", "dreamerv3"]
 STYLE = {
@@ -63,7 +65,8 @@ class Look:
 
 def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
-    Mean score over runs and its 95 % bootstrap band, one panel for each task.
+    Mean score over runs and its 95 % bootstrap band, one panel for each task. Of a few runs a bootstrap knows the lowest and
+    the highest alone, so that each of them is a thin line in the place of the band.
 
     :param scores: Of each method
     :param suite: Their suite
@@ -84,16 +87,25 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
         axes.set_title(task.name, fontsize=9)
     for each in scores:
         for task, curve in zip(each.tasks, each.curves, strict=True):
+            curve = _without_placeholder(curve)
             x = curve.index.to_numpy() * task.env_steps / 1000
             runs = curve.to_numpy().T[:, None]
             mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
             panels[task].plot(x, mean, label=each.entry.name, **look.line(each.entry), **_mark(x))
-            if len(runs) > 1:
+            if len(runs) < FEW:
+                panels[task].plot(x, runs[:, 0].T, color=look.colours[each.entry.method], lw=0.6, alpha=0.6)
+            else:
                 panels[task].fill_between(x, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, [each.entry.name for each in scores])
     return figure
+
+
+def _without_placeholder(curve: pd.DataFrame) -> pd.DataFrame:
+    """Some logs begin with a return of exactly 0 in all runs, where nothing was evaluated."""
+    is_placeholder = len(curve) > 1 and curve.index[0] == 0 and bool((curve.iloc[0] == 0).all())
+    return curve.iloc[1:] if is_placeholder else curve
 
 
 def _mark(x: np.ndarray) -> dict:

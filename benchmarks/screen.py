@@ -34,6 +34,7 @@ from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.smr import SMR
 
+WIDTH = 512
 BATCH = 2000
 NEWEST = 2000
 # Right before, or right after, a look: a stretch that one policy acted in, or nearly.
@@ -210,7 +211,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", required=True, choices=list(ARMS), metavar="ARM", help=f"one of {', '.join(ARMS)}")
     parser.add_argument("--task", default="dog-stand", help="a task of dm_control (default: %(default)s)")
     parser.add_argument("--seed", type=not_negative, default=0)
-    parser.add_argument("--width", type=positive, default=512, help="of critic and actor (default: the paper's, %(default)s)")
+    parser.add_argument("--width", type=positive, default=WIDTH, help="of critic and actor (default: the paper's, %(default)s)")
     parser.add_argument(
         "--steps", type=positive, default=12_500, help="of the agent, two of the simulator (default: %(default)s)"
     )
@@ -238,10 +239,9 @@ def main(options: argparse.Namespace) -> int:
     th.set_num_threads(1)
     th.set_flush_denormal(True)
     options.out.mkdir(parents=True, exist_ok=True)
-    name = f"{options.arm}, width {options.width}"
+    name = options.arm if options.width == WIDTH else f"{options.arm}, width {options.width}"
     path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
     if options.precision != "float32":
-        name += f", {options.precision}"
         path = path.with_stem(f"{path.stem}__{options.precision}")
     command = f"python -m benchmarks screen --arm {options.arm} --task {options.task} --seed {options.seed} "
     command += f"--width {options.width} --steps {options.steps} --every {options.every} --eval-every {options.eval_every}"
