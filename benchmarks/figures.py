@@ -214,17 +214,17 @@ def performance_profiles(scores: list[Scores], suite: Suite, reps: int, look: Lo
     return figure
 
 
-def return_against_time(scores: list[Scores], rows: pd.DataFrame, suite: Suite, look: Look) -> Figure | None:
+def return_against_time(scores: list[Scores], rows: pd.DataFrame, look: Look) -> Figure | None:
     """
     Mean score over wall-clock time of a run, with one standard deviation over runs.
 
-    :param scores: Of each method
-    :param rows: The log that they come from
-    :param suite: Their suite
+    :param scores: Of each method, all on the same tasks
+    :param rows: The log that they come from, up to the same fraction of the paper's steps
     :param look: The report's
     :return: The figure; None where no log has seconds
     """
-    seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin([task.name for task in suite.tasks])]
+    names = {task.name for each in scores for task in each.tasks}
+    seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin(names)]
     hours = seconds.groupby(["exp_name", "env_name", "seed"]).value.max().groupby("exp_name").mean() / 3600
     timed = [each for each in scores if each.entry.source == MEASURED and each.entry.method in hours]
     if not timed:

@@ -58,8 +58,8 @@ def method(name: str) -> Method:
 
 
 def _algorithms_of_the_zoo() -> set[str]:
-    """Without a costly import: each has a file of its name (and HER one, which is none)."""
-    return {path.stem for path in (_zoo() / "hyperparams").glob("*.yml")} - {"her"}
+    """Those with a replay buffer and continuous actions, which a job needs. Without a costly import: each has a file."""
+    return {path.stem for path in (_zoo() / "hyperparams").glob("*.yml")} & {"ddpg", "sac", "td3", "tqc", "crossq"}
 
 
 def _zoo() -> Path:
@@ -171,8 +171,8 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        """Whether the log covers all of them."""
-        return self.done_steps >= self.env_steps
+        """Whether the log covers all of them, and the run came to its end: its checkpoints are gone then."""
+        return self.done_steps >= self.env_steps and not self.checkpoints.exists()
 
     @property
     def checkpoints(self) -> Path:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commit", help="commit of RL Zoo's runs, which do not know theirs (default: this checkout's, if it has no changes)"
     )
+    parser.add_argument("--processor", help="what RL Zoo's runs were made on (default: this machine's)")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -39,6 +40,7 @@ def main(options: argparse.Namespace) -> int:
     :return: 0
     :raises ValueError: If there are no runs, or if it is not known of which commit one is.
     """
+    _check_single(options.results)
     found = log.load(options.results)
     for note in found.notes:
         print(note, file=sys.stderr)
@@ -46,12 +48,23 @@ def main(options: argparse.Namespace) -> int:
     for key in {tuple(key) for key in rows[log.RUN].drop_duplicates().itertuples(index=False)}:
         run = runs.setdefault(key, dict(zip(log.RUN, key, strict=True)))
         if "commit" not in run:  # RL Zoo's
-            run |= {"commit": _commit_of(run, options.commit), "processor": processor()}
+            run |= {"commit": _commit_of(run, options.commit), "processor": options.processor or processor()}
     if not runs:
         raise ValueError("there are no runs in what was named.")
     n_runs, n_rows = add(options.out, rows, list(runs.values()))
     print(f"{options.out}: {n_runs} runs, {n_rows} rows")
     return 0
+
+
+def _check_single(results: list[Path]) -> None:
+    """Of two folders with one run, rows could come from the one and how they were made from the other."""
+    places: dict[tuple[Any, ...], Path] = {}
+    for path in dict.fromkeys(path.resolve() for path in results):
+        for key in log.load([path]).rows[log.RUN].drop_duplicates().itertuples(index=False, name=None):
+            if key in places:
+                method, task, seed = key
+                raise ValueError(f"{places[key]} and {path} both have {method} on {task}, seed {seed}: name one of them.")
+            places[key] = path
 
 
 def how_made(threads: int, out: Path) -> dict[str, Any]:

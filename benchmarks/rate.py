@@ -11,6 +11,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from benchmarks.jobs import ROOT, Job
 
 WARM_UP, FIRST, UPDATES = 40, 10, 30
+# Two whole episodes of dm_control, and more of others
+AT_MOST = 1100
 
 
 class Stopwatch(BaseCallback):
@@ -25,14 +27,20 @@ class Stopwatch(BaseCallback):
         super().__init__()
         self.file = Path(file)
         self.action_repeat = action_repeat
-        self.began = 0.0
+        self.began: tuple[float, int, int] | None = None
 
     def _on_step(self) -> bool:
-        if self.num_timesteps == WARM_UP + FIRST:
-            self.began = time.monotonic()
-        if self.num_timesteps == WARM_UP + FIRST + UPDATES:
-            self.file.write_text(json.dumps(UPDATES * self.action_repeat / (time.monotonic() - self.began)))
-        return True
+        now, updates = time.monotonic(), getattr(self.model, "_n_updates", 0)
+        if self.began is None:
+            if self.num_timesteps >= WARM_UP + FIRST:
+                self.began = now, self.num_timesteps, updates
+            return True
+        since, first, updates_before = self.began
+        # Some methods make their updates after an episode.
+        if self.num_timesteps < first + UPDATES or updates == updates_before:
+            return True
+        self.file.write_text(json.dumps((self.num_timesteps - first) * self.action_repeat / (now - since)))
+        return False
 
 
 def measure(job: Job) -> float | None:
@@ -46,8 +54,6 @@ def measure(job: Job) -> float | None:
     with tempfile.TemporaryDirectory(prefix="sb3_cir_rate_") as folder:
         file = Path(folder) / "rate.json"
         stopwatch = {"file": str(file), "action_repeat": job.action_repeat}
-        command = job.short_command(
-            WARM_UP, WARM_UP + FIRST + UPDATES + 1, Path(folder), {"benchmarks.rate.Stopwatch": stopwatch}
-        )
+        command = job.short_command(WARM_UP, AT_MOST, Path(folder), {"benchmarks.rate.Stopwatch": stopwatch})
         subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         return float(json.loads(file.read_text())) if file.exists() else None

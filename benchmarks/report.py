@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks import figures, log, tables
 from benchmarks.arguments import folder, positive
 from benchmarks.run import git_commit
-from benchmarks.scores import PAPER, Entry, paper_numbers
+from benchmarks.scores import PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
 from benchmarks.suites import SUITES, suite
 from sb3_cir.methods import of_log
@@ -85,7 +85,7 @@ def main(options: argparse.Namespace) -> int:
     if options.out:
         page = Page(options.out, f"{found.suite.title}: CIR's benchmarks", f"{how_it_was_made()} {_UNITS}")
         with figures.styled():
-            _fill(page, found, own, aggregates, measured.runs, options.reps)
+            _fill(page, found, own, aggregates, measured.runs, options)
         page.write()
     return 0
 
@@ -108,25 +108,32 @@ def how_it_was_made() -> str:
     return f"Made on {time.strftime('%d %B %Y')} by {code}."
 
 
-def _fill(page: "Page", found: Selection, measured: pd.DataFrame, aggregates: list[dict], runs: list[dict], reps: int) -> None:
-    chosen, scores, shared = found.suite, found.scores, found.aggregated
+def _fill(
+    page: "Page",
+    found: Selection,
+    measured: pd.DataFrame,
+    aggregates: list[dict],
+    runs: list[dict],
+    options: argparse.Namespace,
+) -> None:
+    chosen, scores, shared, reps = found.suite, found.scores, found.aggregated, options.reps
     printed = [Entry(method, PAPER, method) for method in paper_numbers(chosen).method.unique()]
     look = figures.Look([*(each.entry for each in scores), *printed])
     if aggregates:
         page.table("aggregates", "Aggregates", tables.aggregates_table(aggregates), _AGGREGATES_NOTE)
         page.figure("aggregates", "", figures.aggregate_bars(aggregates, look))
     if chosen.name == "parameter_c":
-        page.figure("parameter_study", "The parameter", figures.parameter_study(scores, chosen, look), _PARAMETER_NOTE)
+        page.figure("parameter_study", "The parameter", figures.parameter_study(shared, chosen, look), _PARAMETER_NOTE)
     if "cir" in chosen.methods and any(":" in method for method in chosen.methods):
         page.figure("percent_of_cir", "Variants", figures.variants(scores, chosen, reps, look))
-        page.figure("scaling", "CIR@k", figures.scaling_curves(scores, chosen, look))
+        page.figure("scaling", "CIR@k", figures.scaling_curves(shared, chosen, look))
     if chosen.comparable:
         page.figure("sample_efficiency", "Sample efficiency", figures.sample_efficiency(shared, chosen, reps, look))
         page.figure("profiles", "Performance profiles", figures.performance_profiles(shared, chosen, reps, look))
         page.figure(
             "return_against_time",
             "Return against compute time",
-            figures.return_against_time(scores, measured, chosen, look),
+            figures.return_against_time(shared, within(measured, chosen, options.budget), look),
         )
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
     page.table(
@@ -150,7 +157,10 @@ _PARAMETER_NOTE = (
     "in the paper's figure. Squares are from other logs."
 )
 _TASKS_NOTE = "Mean ± standard deviation over runs at the last evaluation; a single run has none."
-_CURVES_NOTE = "Mean over runs; the bands are 95 % bootstrap intervals of the mean, of two runs or more."
+_CURVES_NOTE = (
+    "Mean over runs. Bands are 95 % bootstrap intervals of the mean; of fewer than five runs each is shown as a thin line "
+    "instead."
+)
 
 
 def _narrow(table: pd.DataFrame) -> list[pd.DataFrame]:

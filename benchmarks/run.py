@@ -128,7 +128,14 @@ def grid(options: argparse.Namespace) -> list[Job]:
     methods = [method(name) for name in options.methods or chosen.methods]
     out = options.out.resolve()
     order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
-    return [Job(each, task, seed, out, settings) for seed, each, task in order]
+    jobs = [Job(each, task, seed, out, settings) for seed, each, task in order]
+    for job in jobs:
+        if settings.eval_every and settings.budget == 1 and job.env_steps > job.task.env_steps:
+            raise ValueError(
+                f"--eval-every {settings.eval_every}: the {job.task.env_steps:,} steps of {job.task.name} are no multiple of "
+                "it, so that the last evaluation would lie beyond them."
+            )
+    return jobs
 
 
 def _rates(jobs: list[Job], console: Console) -> pd.DataFrame:
@@ -197,6 +204,8 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
         logging_level=logging.ERROR,
     )
     try:
+        if options.address is None:
+            _check_resources(options, ray.cluster_resources())
         remote = ray.remote(num_cpus=options.cpus_per_job, num_gpus=options.gpus_per_job, max_retries=0)(train)
         running = {remote.remote(job): job for job in jobs}
         while running:
@@ -205,11 +214,19 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
                 try:
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    problem = f"its worker died ({type(error).__name__})"
+                    # Of what was raised in the worker, the class alone would not say what happened.
+                    problem = f"its worker died ({getattr(error, 'cause', None) or type(error).__name__!s})"
                 yield running.pop(reference), problem
             refresh()
     finally:
         ray.shutdown()
+
+
+def _check_resources(options: argparse.Namespace, here: dict[str, float]) -> None:
+    """Ray would wait for ever, without a word."""
+    for name, wanted, kind in (("cpus", options.cpus_per_job, "CPU"), ("gpus", options.gpus_per_job, "GPU")):
+        if wanted > here.get(kind, 0):
+            raise ValueError(f"--{name}-per-job {wanted:g}: this machine has {here.get(kind, 0):g}.")
 
 
 def train(job: Job) -> str | None:
@@ -221,6 +238,7 @@ def train(job: Job) -> str | None:
     """
     lock = job.lock()
     try:
+        job.check_settings()  # again: another grid may have begun it since
         if job.finished:
             return None
         checkpoint = job.checkpoint
@@ -232,7 +250,7 @@ def train(job: Job) -> str | None:
                 command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, pass_fds=[lock], preexec_fn=_die_with_parent
             )
             status = process.wait()
-        if not job.finished:
+        if status or job.done_steps < job.env_steps:
             return f"the zoo ended with status {status} after {job.done_steps} of {job.env_steps} steps"
         remove_leftovers(job)
         return None

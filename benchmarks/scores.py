@@ -46,20 +46,28 @@ class Scores:
     :param tasks: Those that it has runs of
     :param curves: For each task the scores, one column for each run, over the fraction of the paper's steps; a run that
         ended before another keeps its last score
-    :param reach: The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made
+    :param ends: For each task the smallest and the largest fraction of the paper's steps at which a run's last evaluation was
+        made
     """
 
     entry: Entry
     tasks: list[Task]
     curves: list[pd.DataFrame]
-    reach: tuple[float, float]
+    ends: list[tuple[float, float]]
 
     def on(self, tasks: list[Task]) -> "Scores":
         """
         :param tasks: Some of the tasks
         :return: The scores on these alone
         """
-        return Scores(self.entry, tasks, _paired([self.curves[self.tasks.index(task)] for task in tasks]), self.reach)
+        places = [self.tasks.index(task) for task in tasks]
+        return Scores(self.entry, tasks, _paired([self.curves[at] for at in places]), [self.ends[at] for at in places])
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made."""
+        first, last = zip(*self.ends, strict=True)
+        return min(first), max(last)
 
     @property
     def runs(self) -> int:
@@ -93,18 +101,29 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) 
     :return: One for each method in the log that has a run of one of the tasks
     """
     found = []
-    budgets = {task.name: task.env_steps for task in suite.tasks}
-    rows = rows[(rows.metric == log.RETURN) & rows.env_name.isin(list(budgets))]
-    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(budgets)).round(9))
-    rows = rows[rows.fraction <= budget]
+    rows = within(rows[rows.metric == log.RETURN], suite, budget)
     for method, of_method in rows.groupby("exp_name", sort=False):
         suffix = {MEASURED: "", LOG: " (log)"}[source]
         entry = Entry(method, source, suite.methods.get(method, label(method)) + suffix)
         of_tasks = {task: of_method[of_method.env_name == task.name] for task in suite.tasks}
         curves = {task: _curve(of_task, task) for task, of_task in of_tasks.items() if len(of_task)}
-        ends = of_method.groupby(["env_name", "seed"]).fraction.max()
-        found.append(Scores(entry, list(curves), _paired(list(curves.values())), (ends.min(), ends.max())))
+        last = of_method.groupby(["env_name", "seed"]).fraction.max()
+        ends = [(last[task.name].min(), last[task.name].max()) for task in curves]
+        found.append(Scores(entry, list(curves), _paired(list(curves.values())), ends))
     return found
+
+
+def within(rows: pd.DataFrame, suite: Suite, budget: float) -> pd.DataFrame:
+    """
+    :param rows: A log
+    :param suite: Whose tasks are wanted
+    :param budget: Up to which fraction of the paper's steps
+    :return: Its rows on these tasks up to there, with that ``fraction`` as one more column
+    """
+    budgets = {task.name: task.env_steps for task in suite.tasks}
+    rows = rows[rows.env_name.isin(list(budgets))]
+    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(budgets)).round(9))
+    return rows[rows.fraction <= budget]
 
 
 def _paired(curves: list[pd.DataFrame]) -> list[pd.DataFrame]:

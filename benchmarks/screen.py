@@ -211,7 +211,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", required=True, choices=list(ARMS), metavar="ARM", help=f"one of {', '.join(ARMS)}")
     parser.add_argument("--task", default="dog-stand", help="a task of dm_control (default: %(default)s)")
     parser.add_argument("--seed", type=not_negative, default=0)
-    parser.add_argument("--width", type=positive, default=WIDTH, help="of critic and actor (default: the paper's, %(default)s)")
+    parser.add_argument(
+        "--width", type=positive, default=WIDTH, help="of critic and actor (default: the paper's, %(default)s)"
+    )
     parser.add_argument(
         "--steps", type=positive, default=12_500, help="of the agent, two of the simulator (default: %(default)s)"
     )
@@ -242,6 +244,7 @@ def main(options: argparse.Namespace) -> int:
     name = options.arm if options.width == WIDTH else f"{options.arm}, width {options.width}"
     path = options.out / f"{options.arm}__{options.task}__{options.seed}__{options.width}.csv"
     if options.precision != "float32":
+        name += f", {options.precision}"
         path = path.with_stem(f"{path.stem}__{options.precision}")
     command = f"python -m benchmarks screen --arm {options.arm} --task {options.task} --seed {options.seed} "
     command += f"--width {options.width} --steps {options.steps} --every {options.every} --eval-every {options.eval_every}"

@@ -129,9 +129,9 @@ def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     rows = rows[rows.env_name.isin([task.name for task in suite.tasks])]
     keys = ["exp_name", "env_name", "seed"]
     last = rows.sort_values("env_step").groupby([*keys, "metric"]).value.last().unstack("metric")
-    last["steps"] = rows.groupby(keys).env_step.max()
     if log.SECONDS not in last:
         return pd.DataFrame()
+    last = last.reindex(columns=[log.SECONDS, log.UPDATES]).assign(steps=rows.groupby(keys).env_step.max())
     last = last[last[log.SECONDS].notna()]
     table = last.groupby("exp_name").agg(
         runs=("steps", "size"),
@@ -143,7 +143,7 @@ def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     table.index = pd.Index([suite.methods.get(method, label(method)) for method in table.index], name="method")
     shown = {"steps": "{:,.0f}", "hours": "{:.3f}", "updates": "{:,.0f}", "steps a second": "{:.1f}"}
     for column, pattern in shown.items():
-        table[column] = table[column].map(pattern.format)
+        table[column] = table[column].map(pattern.format, na_action="ignore").fillna("")
     names = {
         "steps": "simulator steps a run",
         "hours": "hours a run",
@@ -185,7 +185,7 @@ def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps:
     for each in variants:
         common = [task for task in tasks if task in each.tasks and task in cir.tasks]
         if common:
-            own, base = (one.final[:, [one.tasks.index(task) for task in common]] for one in (each, cir))
+            own, base = (one.on(common).final for one in (each, cir))
             numbers = with_interval(lambda x, y: 100 * x.mean() / y.mean(), own, base, reps=reps)
             value, low, high = (float(number[0]) for number in numbers)
             if len(own) == 1 or len(base) == 1:
@@ -221,11 +221,15 @@ def scaling(scores: list[Scores], points: int = 5) -> pd.DataFrame:
     :return: Columns ``entry``, ``k`` (fraction of the paper's steps), ``value`` and ``std`` (over runs, averaged over tasks)
     """
     rows = []
-    for each in scores:
-        steps, curves = each.over_steps()
-        for k in np.linspace(0, steps[-1], points + 1)[1:] if len(steps) else ():
+    known = [(each.entry, *each.over_steps()) for each in scores]
+    known = [each for each in known if len(each[1])]
+    end = min((steps[-1] for _, steps, _ in known), default=0.0)
+    for entry, steps, curves in known:
+        for k in np.linspace(0, end, points + 1)[1:]:
+            if k + 1e-9 < steps[0]:  # some task was not evaluated so early
+                continue
             at = curves[..., np.searchsorted(steps, k + 1e-9) - 1]
-            rows.append(dict(entry=each.entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
+            rows.append(dict(entry=entry, k=round(float(k), 6), value=at.mean(), std=at.std(axis=0).mean()))
     return pd.DataFrame(rows)
 
 

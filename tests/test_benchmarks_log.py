@@ -207,6 +207,15 @@ def test_keeping_more_runs_adds_them_and_takes_the_newer_of_the_same(tmp_path):
     assert found.notes == []
 
 
+def test_keep_refuses_two_folders_of_one_run(tmp_path, capsys):
+    for name in ("a", "b"):
+        rows = pd.DataFrame([("cir", "dog-run", 3, log.RETURN, 100, 1.0)], columns=log.COLUMNS)
+        log.write(tmp_path / f"{name}.csv", rows)
+    assert main(["keep", str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), "--out", str(tmp_path / "kept.csv")]) == 2
+    assert "both have cir on dog-run, seed 3: name one of them" in capsys.readouterr().err
+    assert not (tmp_path / "kept.csv").exists()
+
+
 def test_runs_of_rl_zoo_are_kept_with_the_commit_that_is_given(tmp_path):
     zoo_run(tmp_path / "logs" / "cir" / "walker_1")
     assert keep(tmp_path / "logs", "--out", tmp_path / "kept.csv", "--commit", "abc") == 0

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,81 @@ def test_a_study_without_a_table_has_its_figures(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--suite", chosen.name, "--out", str(tmp_path / "report"), "--reps", "5"]) == 0
     assert (tmp_path / "report" / "scaling.png").exists()
     assert "| width=1024 " in capsys.readouterr().out
+
+
+def test_a_study_counts_what_was_evaluated_by_then(tmp_path):
+    """At k where a method has no evaluation yet it has no score, and k goes up to what all have reached."""
+    write_log(tmp_path / "cir.csv", [[1000] * 7])
+    write_log(tmp_path / "sac.csv", [[500] * 7], "sac", steps=(100_000, 250_000, 500_000))
+    table = tables.scaling(select(tmp_path, HARD).scores)
+    by_method = {entry.method: group for entry, group in table.groupby("entry", sort=False)}
+    assert by_method["cir"][["k", "value"]].to_numpy().tolist() == [[0.5, 500]]
+    assert by_method["sac"].k.tolist() == [0.1, 0.2, 0.3, 0.4, 0.5]
+    assert by_method["sac"].value.tolist() == [100, 100, 250, 250, 500]
+
+
+def test_percent_of_cir_has_all_runs_of_its_tasks(tmp_path):
+    """One run of a hard task takes none from the medium ones."""
+    chosen = suite("ablation")
+    medium = next(task for task in chosen.tasks if not task.hard)
+    hard = next(task for task in chosen.tasks if task.hard)
+    write_log(tmp_path / "a.csv", [[100], [500], [600]], chosen=replace(chosen, tasks=(medium,)))
+    write_log(tmp_path / "b.csv", [[100]], chosen=replace(chosen, tasks=(hard,)))
+    write_log(tmp_path / "c.csv", [[800], [800], [800]], "cir:cdq", chosen=replace(chosen, tasks=(medium,)))
+    table = tables.percent_of_cir(select(tmp_path, chosen).scores, chosen, reps=20)
+    (entry,) = table[(table.group == "medium") & (table.source == scores.MEASURED)].itertuples()
+    assert entry.value == pytest.approx(200)
+    assert entry.low < 200 < entry.high
+
+
+def test_time_is_that_of_the_tasks_and_steps_shown(tmp_path, returns):
+    write_log(tmp_path / "cir.csv", returns, seconds=7200)
+    write_log(tmp_path / "sac.csv", returns[:, :1], "sac", seconds=3600)
+    rows = log.read([tmp_path])
+    # Halfway, everything had taken half of it.
+    rows.loc[(rows.metric == log.SECONDS) & (rows.env_step == 500_000), "value"] /= 2
+    found = selection.select(rows, rows[:0], HARD, 0.5)
+    assert [[task.name for task in each.tasks] for each in found.aggregated] == [[HARD.tasks[0].name]] * 2
+    look = figures.Look([each.entry for each in found.scores])
+    figure = figures.return_against_time(found.aggregated, scores.within(rows, found.suite, 0.5), look)
+    points = [line.get_xydata()[0] for line in figure.axes[0].lines if line.get_marker() == "o"]
+    mean = returns[:, 0].mean() / 2
+    np.testing.assert_allclose(points, [[1.0, mean], [0.5, mean]])
+    cost = tables.costs(rows, HARD).set_index("method")
+    assert cost.loc["CIR", "hours a run"] == "2.000"
+
+
+def test_costs_without_a_number_of_updates(tmp_path, returns):
+    write_log(tmp_path / "cir.csv", returns, seconds=3600)
+    rows = log.read([tmp_path])
+    cost = tables.costs(rows[rows.metric != log.UPDATES], HARD)
+    assert cost[["hours a run", "updates a run"]].to_numpy().tolist() == [["1.000", ""]]
+
+
+def test_sample_efficiency_is_the_iqm_of_what_was_evaluated_last(tmp_path):
+    """Of 8 scores the 4 in the middle. A run keeps its last score until its next evaluation."""
+    write_log(tmp_path / "rows.csv", [[0], [0], [100], [100], [100], [100], [800], [900]])
+    (each,) = select(tmp_path, HARD).scores
+    steps, grid = each.over_steps()
+    assert (steps.tolist(), grid.shape) == ([0.5, 1.0], (8, 1, 2))
+    np.testing.assert_allclose(scores.iqm_over_steps(grid), [50, 100])
+    early = log.read([tmp_path])
+    early = pd.concat([early, early.assign(env_name=HARD.tasks[1].name, env_step=early.env_step - 250_000)])
+    (both,) = selection.select(early, early[:0], HARD, 1.0).scores
+    steps, grid = both.over_steps()
+    assert steps.tolist() == [0.5, 0.75]
+    np.testing.assert_array_equal(grid[:, 0, 0], grid[:, 0, 1])
+
+
+def test_few_runs_are_lines_and_a_placeholder_is_none(tmp_path, returns):
+    write_log(tmp_path / "few.csv", returns[:2])
+    write_log(tmp_path / "many.csv", np.repeat(returns, 2, axis=0), "sac", steps=(0, 500_000, 1_000_000))
+    found = select(tmp_path, HARD)
+    look = figures.Look([each.entry for each in found.scores])
+    axes = figures.learning_curves(found.scores, HARD, 5, look).axes[0]
+    assert len(axes.lines) == 1 + 2 + 1
+    assert len(axes.collections) == 1  # the band of the six
+    assert all(line.get_xdata()[0] == 500 for line in axes.lines)
 
 
 def test_a_log_of_another_suite_is_refused(tmp_path, capsys, returns):

@@ -113,6 +113,8 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
         (["--budget", "inf"], "--budget inf"),
         (["--cpus-per-job", "inf"], "--cpus-per-job inf"),
         (["--params", "learning_rate=1e-3"], "--params learning_rate=1e-3: it must be name:value"),
+        (["--eval-every", "30000"], "--eval-every 30000: the 1,000,000 steps of dog-.* are no multiple of it"),
+        (["--methods", "ppo"], "--methods ppo"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, more, says):
@@ -175,6 +177,20 @@ def test_a_folder_with_other_settings_is_refused(tmp_path):
     assert shlex.split(start["command"]) == first.command()
     assert start["versions"]["stable-baselines3"]
     assert start["machine"]["cpus"] == os.cpu_count()
+
+
+@pytest.mark.parametrize(("status", "problem"), [(0, None), (1, "the zoo ended with status 1")])
+def test_a_run_that_failed_after_its_last_evaluation_keeps_its_checkpoint(tmp_path, monkeypatch, status, problem):
+    """It has all of its rows, and its model is not saved yet."""
+    each = job(tmp_path)
+    finished_rows(each)
+    each.checkpoints.mkdir()
+    assert not each.finished
+    monkeypatch.setattr(Job, "command", lambda *_: [sys.executable, "-c", f"raise SystemExit({status})"])
+    found = run.train(each)
+    assert found is problem or found.startswith(problem)
+    assert each.finished == (status == 0)
+    assert each.checkpoints.exists() == (status == 1)
 
 
 class Killed(BaseCallback):

@@ -146,7 +146,9 @@ def pairs_with_authors(model: CIR, theirs: Any) -> Iterator[tuple[th.Tensor, th.
 
 def check_equal(pairs: Iterable[tuple[th.Tensor, th.Tensor]]) -> None:
     distances = th.cat([(ours - theirs).detach().abs().flatten() for ours, theirs in pairs])
-    print(f"{(distances > 1e-5).sum()} of {len(distances)} parameters differ by more than 1e-5, by up to {distances.max():.2g}")
+    print(
+        f"{(distances > 1e-5).sum()} of {len(distances)} parameters differ by more than 1e-5, by up to {distances.max():.2g}"
+    )
     assert (distances > 1e-5).sum() <= 20
     assert distances.max() < 1e-3
 

@@ -1,6 +1,7 @@
 """Models on disk: what comes back, and what an interrupted run leaves."""
 
 import copy
+import errno
 import io
 import os
 import signal
@@ -55,6 +56,34 @@ def test_save_and_load(tmp_path: Path) -> None:
         assert (loaded.num_timesteps, loaded._n_updates) == (30, 30)
         actions = [each.predict(OBSERVATIONS, deterministic=True)[0] for each in (model, loaded)]
         np.testing.assert_array_equal(*actions)
+
+
+def test_a_save_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("Pendulum-v1").learn(30)
+    model.save(tmp_path / "model")
+    before = (tmp_path / "model.zip").read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    model.learn(30, reset_num_timesteps=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        model.save(tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.zip"]
+    assert (tmp_path / "model.zip").read_bytes() == before
+
+
+def test_where_a_model_is_saved(tmp_path: Path) -> None:
+    """As by SB3: a suffix is added where there is none, folders are made, and one in the way is left alone."""
+    model = small("Pendulum-v1")
+    (tmp_path / "taken.zip").mkdir()
+    model.save(f"{tmp_path}/new/model")
+    model.save(tmp_path / "model.best")
+    with pytest.warns(UserWarning, match=r"taken\.zip is a folder. The model is saved as"):
+        model.save(tmp_path / "taken")
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == {"new/model.zip", "model.best", "taken.zip_2"}
 
 
 def test_continue_after_load(tmp_path: Path) -> None:

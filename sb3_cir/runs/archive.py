@@ -12,6 +12,7 @@ comparison of each array with what it replaces.
 import io
 import pathlib
 import pickle
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,20 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
         VERSION: sb3_version,
         SYSTEM: get_system_info(print_info=False)[1],
     }
-    file = open_path(path, "w", verbose=0, suffix="zip")
-    files.pack_archive(members, file)
     if isinstance(path, (str, pathlib.Path)):
-        file.close()
+        files.write_whole(_place(Path(path)), files.pack_archive(members).getbuffer())
+    else:
+        files.pack_archive(members, open_path(path, "w"))
+
+
+def _place(path: Path) -> Path:
+    """Where SB3 would write a model: its suffix is added, a folder of this name is left alone, a missing one is made."""
+    path = path if path.suffix else Path(f"{path}.zip")
+    if path.is_dir():
+        warnings.warn(f"{path} is a folder. The model is saved as {path}_2 instead.", stacklevel=4)
+        return _place(Path(f"{path}_2"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def load(kind: type[Any], path: File, options: Options) -> Any:
