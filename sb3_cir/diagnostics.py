@@ -80,7 +80,7 @@ class QGain(BaseCallback):
         assert isinstance(self.model, OffPolicyAlgorithm)
         # Before the first update the buffer may have nothing to draw, as HER's has before an episode has ended.
         learns = self.num_timesteps > self.model.learning_starts and self.model._n_updates > 0
-        if self.n_calls % self.every == 0 and learns:
+        if self.num_timesteps % self.every < self.training_env.num_envs and learns:
             with unchanged_randomness(self.model.device):
                 self.logger.record("train/q_gain", self._look(self.model))
         return True
@@ -180,7 +180,7 @@ class QBias:
         tensors, _ = self.model.policy.obs_to_tensor(obs)
         # An environment's bounds may be float64, as dm_control's are, and with them its actions.
         scaled = th.as_tensor(self.model.policy.scale_action(actions), dtype=th.float32, device=self.model.device)
-        return self._scale * mean_q(self.model, tensors, scaled).item()
+        return self._scale * mean_q(self.model, tensors, scaled.flatten(start_dim=1)).item()
 
     def _end(self, episode: list[tuple[float, float]], truncated: bool) -> None:
         q_values, rewards = np.array(episode).T

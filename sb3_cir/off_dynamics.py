@@ -191,7 +191,9 @@ class OffDynamicsCallback(BaseCallback):
             return  # learn() was called again: the target's episode goes on, as the source's does
         if self._stepped_for is not None:  # another model's run is over
             self.target_steps, self._steps_owed, self.evaluations = 0, 0, []
-        spec = self.training_env.get_attr("spec")[0]
+        needs_spec = self.target is None or (self.source is None and self.eval_freq)
+        # Not every spec can be sent from another process.
+        spec = self.training_env.get_attr("spec")[0] if needs_spec else None
         make_target = self._target_maker(spec)
         target_env = self._make(make_target, self.model.seed)
         buffer = self.model.replay_buffer.target

@@ -175,7 +175,7 @@ class SMR(Resumable, SAC):
         # The loss passes through the critics, whose own gradients would be computed for nothing.
         with frozen(self.critic.optimizer):
             actor_loss, log_prob = self._losses.minimise(self.actor.optimizer, self._actor_loss, batch, ent_coef, noise)
-        scalars = {"actor_loss": actor_loss}
+        scalars = {"actor_loss": actor_loss.clone()}  # as of the critics' loss
         if self.log_ent_coef is not None and self.ent_coef_optimizer is not None:
             assert isinstance(self.target_entropy, float)
             ent_coef_loss = -(self.log_ent_coef.exp() * (log_prob + self.target_entropy)).mean()

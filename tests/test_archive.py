@@ -29,7 +29,7 @@ from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
 from sb3_cir.callbacks import NonFiniteGuard
 from sb3_cir.policies import CIRPolicy
-from sb3_cir.runs import arguments, state
+from sb3_cir.runs import arguments, files, state
 from sb3_cir.runs.plain import from_plain, to_plain
 
 
@@ -441,3 +441,20 @@ def test_spaces_of_ones_own(tmp_path: Path) -> None:
 def test_what_a_file_may_not_name(plain: Any) -> None:
     with pytest.raises(ValueError, match=r"no meaning here|that a file may name|there is no space|is not a valid"):
         from_plain(plain)
+
+
+def test_arrays_are_no_pickle_whatever_the_length_of_their_header(tmp_path: Path) -> None:
+    """It is the first that stands in the file, and one in 32 begins with the byte that pickles begin with."""
+    first_bytes = set()
+    for length in range(1, 300):
+        content = files.pack({"a" * length: np.zeros(1, np.float32)})
+        (tmp_path / "arrays").write_bytes(content)
+        first_bytes.add(content[0])
+        assert not files.is_pickle(tmp_path / "arrays")
+        assert not files.is_pickle(io.BytesIO(content))
+    assert 0x80 in first_bytes
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        for value in (None, 3, {}, {"a": 1}, np.zeros(300)):
+            stream = io.BytesIO(pickle.dumps(value, protocol))
+            assert files.is_pickle(stream)
+            assert stream.tell() == 0

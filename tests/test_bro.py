@@ -14,6 +14,7 @@ from torch.distributions import Normal, kl_divergence
 
 from sb3_cir.baselines import BRO, BROFast
 from sb3_cir.baselines.bro import Adjustment, quantile_huber_loss
+from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.callbacks import Checkpoint
 
 
@@ -266,3 +267,15 @@ def test_refused() -> None:
     for model_class in (BRO, BROFast):
         with pytest.raises(ValueError, match=rf"use_sde=True: {model_class.__name__} takes no use_sde, the method fixes it\."):
             build(model_class=model_class, use_sde=True)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_another_rate_of_adjustment(trusted: bool, tmp_path: Path) -> None:
+    build(adj_lr=1e-3).learn(40).save(tmp_path / "model")
+    model = BRO.load(tmp_path / "model", env=Walk(), device="cpu", trusted=trusted, adj_lr=1e-2).learn(30)
+    assert model.adjustment_optimizer.param_groups[0]["lr"] == 1e-2
+
+
+def test_statistics_that_would_not_be_shared_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"features_extractor_class=RSNorm: BRO's actors and critics share none"):
+        build(policy_kwargs=dict(features_extractor_class=RSNorm))

@@ -183,3 +183,11 @@ def test_bias_is_logged_at_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> N
 def test_bad_arguments(kwargs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"=0: it must be at least 1\."):
         QGain(**kwargs)
+
+
+def test_looks_are_counted_in_steps_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = vec_env(*(OneReward(4, truncated=False) for _ in range(4)))
+    logged = Logged(monkeypatch)
+    small(env, model_class=SAC, learning_starts=20).learn(80, callback=QGain(every=10))
+    # At 32, 40, 52, 60, 72 and 80, the first after 30.
+    assert len(logged.values["train/q_gain"]) == 6

@@ -98,6 +98,14 @@ def test_a_run_that_ends_before_learning_starts_says_so() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Announcing("MlpPolicy", "Pendulum-v1", **SMALL).learn(21)
+        # A rollout of all environments goes on beyond the end.
+        env = make_vec_env("Pendulum-v1", n_envs=8)
+        assert Announcing("MlpPolicy", env, **{**SMALL, "learning_starts": 100}).learn(100)._n_updates > 0
+    by_episode = Announcing("MlpPolicy", "Pendulum-v1", train_freq=(1, "episode"), **{**SMALL, "learning_starts": 100})
+    with pytest.warns(
+        UserWarning, match=r"No update will be made, unless the last episode ends later: this run ends at step 100"
+    ):
+        by_episode.learn(100)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,10 @@ import yaml
 from gymnasium import spaces
 from small import PowerCut, PowerError, small
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
 
 from sb3_cir.baselines.categorical import CategoricalSAC
 from sb3_cir.baselines.flash_sac import FlashReturnScale, FlashSAC, RepeatedNoise, UnitBatchNorm, UnitRMSNorm
@@ -534,3 +536,30 @@ def test_steps_of_a_grid(tmp_path: Path) -> None:
     found = {name: jobs.Job(jobs.method(name), task, 0, tmp_path) for name in ("flash_sac", "simba_v2")}
     assert {name: job.agent_steps for name, job in found.items()} == {"flash_sac": 1_000_000, "simba_v2": 500_000}
     assert {job.env_steps for job in found.values()} == {1_000_000}
+
+
+class Normed(FlattenExtractor):
+    """With batch normalisation."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.norm(super().forward(observations))
+
+
+def test_running_statistics_of_the_target() -> None:
+    """Those of a features extractor are the critics', as in SAC."""
+    extractor = dict(features_extractor_class=Normed, share_features_extractor=False)
+    model = build(SimbaV2, policy_kwargs=extractor).learn(40)
+    ours, target = model.critic.features_extractor.norm, model.critic_target.features_extractor.norm
+    assert ours.running_mean.abs().max() > 0
+    th.testing.assert_close(target.running_mean, ours.running_mean)
+    th.testing.assert_close(target.running_var, ours.running_var)
+
+
+def test_target_std_is_settled(tmp_path: Path) -> None:
+    build(FlashSAC, target_std=0.2).save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"target_std: the model was made with 0.2, it cannot be changed\."):
+        FlashSAC.load(tmp_path / "model", device="cpu", target_std=0.01)

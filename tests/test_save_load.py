@@ -23,6 +23,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
+from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir import CIR
@@ -450,3 +451,24 @@ def test_interrupted_zoo_run(tmp_path: Path, vec_env: str) -> None:
     steps = loaded.num_timesteps
     assert loaded._n_updates > 0
     assert loaded.learn(10, reset_num_timesteps=False).num_timesteps == steps + 10
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_changed_arguments_count(trusted: bool, tmp_path: Path) -> None:
+    """SB3 makes a buffer's class and arguments of some; what it made for the model that was saved does not stay."""
+    noise = NormalActionNoise(np.zeros(1), np.ones(1))
+    env = make_vec_env("Pendulum-v1", n_envs=4)
+    small(env, n_steps=3, action_noise=noise).learn(40).save(tmp_path / "model")
+
+    def load(**kwargs: Any) -> CIR:
+        env = make_vec_env("Pendulum-v1", n_envs=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            return CIR.load(tmp_path / "model", env=env, device="cpu", trusted=trusted, **kwargs)
+
+    buffer = load().learn(40).replay_buffer  # with noise for two environments
+    assert (buffer.n_steps, buffer.gamma) == (3, 0.99)
+    model = load(n_steps=5, gamma=0.9, stats_window_size=7)
+    assert (model.replay_buffer.n_steps, model.replay_buffer.gamma, model.gamma) == (5, 0.9, 0.9)
+    assert model._stats_window_size == 7
+    assert type(load(n_steps=1).replay_buffer) is ReplayBuffer

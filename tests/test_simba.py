@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import ConstantSchedule
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecEnvWrapper
 from torch import nn
 from torch.nn import functional as F
 
@@ -464,3 +464,36 @@ def test_name_in_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs TensorBoard")
     build(SimBaSMR, tensorboard_log=str(tmp_path)).learn(10)
     assert [path.name for path in tmp_path.iterdir()] == ["SimBaSMR_1"]
+
+
+def test_gamma_of_processes_whose_spec_cannot_be_sent() -> None:
+    """A process that is asked for it ends."""
+    gym.register("local-v0", lambda: gym.make("Pendulum-v1").unwrapped, max_episode_steps=300)
+    env = SubprocVecEnv([lambda: gym.make("local-v0")] * 2, start_method="fork")
+    try:
+        model = build(env=env, learning_starts=4, seed=None).learn(6)
+        assert model.gamma == pytest.approx(1 - 5 / 300)
+    finally:
+        env.close()
+        del gym.registry["local-v0"]
+
+
+class OwnNorm(RSNorm):
+    """A subclass is normalised by as RSNorm is."""
+
+
+def test_a_subclass_of_rsnorm_is_shared() -> None:
+    model = build(policy_kwargs=dict(features_extractor_class=OwnNorm))
+    assert model.actor.features_extractor is model.critic.features_extractor is model.critic_target.features_extractor
+    with pytest.raises(ValueError, match="must share the statistics"):
+        build(policy_kwargs=dict(features_extractor_class=OwnNorm, share_features_extractor=False))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_networks_were_made_from_cannot_be_changed(trusted: bool, tmp_path: Path) -> None:
+    build().save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"episodic: the model was made with True, it cannot be changed\."):
+        SimBa.load(tmp_path / "model", device="cpu", trusted=trusted, episodic=False)
+    with pytest.raises(ValueError, match=r"gamma='auto' is found from an environment: pass env=\.\.\. too, or a number\."):
+        SimBa.load(tmp_path / "model", device="cpu", trusted=trusted, gamma="auto")
+    assert SimBa.load(tmp_path / "model", device="cpu", trusted=trusted, episodic=True).critic.n_critics == 2

@@ -409,3 +409,40 @@ def test_what_the_method_fixes_is_refused(given: dict[str, Any]) -> None:
     ((name, value),) = given.items()
     with pytest.raises(ValueError, match=rf"{name}={value}: TD7 takes no {name}, the method fixes it\."):
         build(**given)
+
+
+class Dropping(FirstEntry):
+    """With layers that act otherwise in training."""
+
+    def __init__(self, observation_space: spaces.Box):
+        super().__init__(observation_space)
+        self.norm, self.dropout = nn.BatchNorm1d(4), nn.Dropout(0.5)
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        return self.dropout(self.norm(super().forward(observations)))
+
+
+def test_networks_are_in_the_mode_of_what_they_do() -> None:
+    model = build(policy_kwargs=dict(features_extractor_class=Dropping)).learn(60)
+    obs = np.ones((1, 2), np.float32)
+    actions = [model.predict(obs, deterministic=True)[0] for _ in range(3)]
+    np.testing.assert_array_equal(actions[0], actions[1])
+    np.testing.assert_array_equal(actions[0], actions[2])
+    model.policy.set_training_mode(True)
+    assert model.policy.encoder.training
+    assert not any(each.training for each in (model.policy.fixed_encoder, model.policy.checkpoint_actor))
+
+
+class Matrix(Walk):
+    """Walk with actions of two axes."""
+
+    action_space = spaces.Box(-2, 2, (2, 2), np.float32)
+
+    def step(self, action: np.ndarray) -> Any:
+        return super().step(action.reshape(-1))
+
+
+def test_actions_of_two_axes() -> None:
+    model = build(Matrix()).learn(60, callback=QBiasEvalCallback(Monitor(Matrix()), n_eval_episodes=1, eval_freq=50))
+    assert model._n_updates > 0
+    assert model.predict(np.zeros(2, np.float32))[0].shape == (2, 2)

@@ -23,7 +23,7 @@ from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
-from sb3_cir.baselines.simba import SimbaActor
+from sb3_cir.baselines.simba import RSNorm, SimbaActor
 from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import fast_products, frozen, minimise
@@ -385,6 +385,11 @@ class BRO(SMR):
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)
         super()._setup_model()
+        if isinstance(self.actor.features_extractor, RSNorm):
+            raise ValueError(
+                "features_extractor_class=RSNorm: BRO's actors and critics share none, so that its statistics would be the "
+                "actor's alone. VecNormalize normalises observations for all of them."
+            )
         if self.log_ent_coef is not None:
             self.ent_coef_optimizer = th.optim.Adam([self.log_ent_coef], lr=self.lr_schedule(1), betas=(0.5, 0.999))
             self._initial_log_ent_coef = self.log_ent_coef.item()
@@ -407,6 +412,8 @@ class BRO(SMR):
         if due > self.n_resets:
             self.n_resets = due
             self._reset()
+        for group in self.adjustment_optimizer.param_groups:  # which a loaded file brings with a rate of its own
+            group["lr"] = self.adj_lr
         super().train(gradient_steps, batch_size)
 
     @th.no_grad()

@@ -230,6 +230,7 @@ class FlashSAC(CategoricalSAC):
     :raises ValueError: If an argument is out of its range.
     """
 
+    settled_arguments = ("target_std",)
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": FlashSACPolicy}
     per_environment = (*CategoricalSAC.per_environment, "noise/noise", "noise/left")
     return_scale_class = FlashReturnScale

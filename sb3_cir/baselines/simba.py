@@ -273,8 +273,8 @@ class NormalizesObservations(SACPolicy):
         **kwargs: Any,
     ):
         if share_features_extractor is None:
-            share_features_extractor = features_extractor_class is RSNorm
-        if features_extractor_class is RSNorm and not share_features_extractor:
+            share_features_extractor = issubclass(features_extractor_class, RSNorm)
+        if issubclass(features_extractor_class, RSNorm) and not share_features_extractor:
             raise ValueError("share_features_extractor=False: actor and critics must share the statistics of RSNorm.")
         own = dict(features_extractor_class=features_extractor_class, share_features_extractor=share_features_extractor)
         super().__init__(*args, **kwargs | own)
@@ -367,10 +367,11 @@ def episode_steps(env: VecEnv) -> float:
     """
     :param env: Environments
     :return: Steps of the agent in an episode that reaches its time limit. Where Gymnasium knows no limit: 500, which is
-        dm_control's 1,000 with every action taken twice.
+        dm_control's 1,000 with every action taken twice. A limit is taken to count steps of the simulator, as it does in all
+        of this package's environments, where it stands inside :class:`~sb3_cir.envs.ActionRepeat`.
     """
-    spec = _first_attribute(env, "spec")
-    limit = getattr(spec, "max_episode_steps", None)
+    # Of TimeLimit. The whole spec may be one that cannot be sent from another process, which then ends.
+    limit = _first_attribute(env, "_max_episode_steps")
     if limit is None:
         return 500
     return float(limit / (_first_attribute(env, "repeat") or 1))
@@ -401,7 +402,8 @@ class HorizonDefaults(SAC):
         if isinstance(self.gamma, str):
             if self.gamma != "auto":
                 raise ValueError(f"gamma={self.gamma!r}: it must be a number in [0, 1] or 'auto'.")
-            assert self.env is not None
+            if self.env is None:
+                raise ValueError("gamma='auto' is found from an environment: pass env=... too, or a number.")
             self.gamma = horizon_discount(episode_steps(self.env))
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)
@@ -450,6 +452,7 @@ class SimBa(ObservesWhileActing, HorizonDefaults, SMR):
     :raises ValueError: If an argument is out of its range.
     """
 
+    settled_arguments = ("episodic",)
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": SimbaPolicy,
         "CnnPolicy": SimbaCnnPolicy,

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, Schedule
+from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, Schedule
+from stable_baselines3.common.utils import polyak_update
 from torch import nn
 from torch.nn import functional as F
 
@@ -171,6 +172,7 @@ class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):
     :raises ValueError: If an argument is out of its range.
     """
 
+    settled_arguments = ("episodic",)
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": SimbaV2Policy}
     policy: SimbaV2Policy
 
@@ -206,3 +208,10 @@ class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):
             policy_kwargs=dict(n_critics=2 if episodic else 1) | (policy_kwargs or {}),
             **kwargs,
         )
+
+    def _update_critics(self, batch: ReplayBufferSamples) -> dict[str, th.Tensor]:
+        scalars = super()._update_critics(batch)
+        if self._n_updates % self.target_update_interval == 0:
+            # Of a features extractor with batch normalisation, as in SAC.
+            polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
+        return scalars

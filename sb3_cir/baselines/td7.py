@@ -130,6 +130,8 @@ class TD7Policy(TD3Policy):
         self.encoder_width = encoder_width
         self.from_checkpoint = True
         net_arch = [256, 256] if net_arch is None else net_arch
+        if not all(net_arch.values() if isinstance(net_arch, dict) else [net_arch]):
+            raise ValueError(f"net_arch={net_arch}: TD7 needs a hidden layer at least in actor and critics.")
         super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -151,7 +153,11 @@ class TD7Policy(TD3Policy):
             encoder.load_state_dict(self.encoder.state_dict())
         self.checkpoint_actor.load_state_dict(self.actor.state_dict())
         for fixed in (self.fixed_encoder, self.fixed_encoder_target, self.checkpoint_encoder, self.checkpoint_actor):
-            fixed.requires_grad_(False)
+            fixed.requires_grad_(False).eval()
+
+    def set_training_mode(self, mode: bool) -> None:
+        super().set_training_mode(mode)
+        self.encoder.train(mode)
 
     def _make_encoder(self) -> DynamicsEncoder:
         n_actions = get_action_dim(self.action_space)
@@ -323,8 +329,9 @@ class TD7(Resumable, TD3):
             )
         if self.n_envs != 1:
             raise ValueError(f"n_envs={self.n_envs}: TD7 assesses one policy at a time, in 1 environment.")
-        n_actions = get_action_dim(self.action_space)
-        self.action_noise = NormalActionNoise(np.zeros(n_actions), np.full(n_actions, self.exploration_noise))
+        shape = self.action_space.shape
+        assert shape is not None
+        self.action_noise = NormalActionNoise(np.zeros(shape), np.full(shape, self.exploration_noise))
         super()._setup_model()
 
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:

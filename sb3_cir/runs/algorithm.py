@@ -53,6 +53,8 @@ class Resumable(OffPolicyAlgorithm):
     counters: ClassVar[tuple[str, ...]] = state.COUNTERS
     # Arguments of a base class that a subclass's constructor does not take.
     fixed_arguments: ClassVar[tuple[str, ...]] = ()
+    # What networks or other arguments were made from, so that it cannot be changed when a model is loaded
+    settled_arguments: ClassVar[tuple[str, ...]] = ()
     # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
     # with more or fewer begins them anew.
     per_environment: ClassVar[tuple[str, ...]] = ()

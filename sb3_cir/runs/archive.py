@@ -23,6 +23,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import __version__ as sb3_version
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
+from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import data_to_json, json_to_data, open_path
 from stable_baselines3.common.type_aliases import GymEnv
@@ -265,6 +266,12 @@ def _trusted(content: Content, options: Options) -> dict[str, Any]:
     except Exception as error:  # a pickle can fail in any way
         raise DamagedError(f"{content.what}: its attributes cannot be read ({short(str(error))}).") from error
     attributes.pop("_plain", None)
+    for name in ("replay_buffer_class", "replay_buffer_kwargs"):
+        # As they were given: the attributes have what SB3 made of them and of n_steps and gamma, which may be changed.
+        if name in content.plain and content.plain[name].missing is None and name not in options.custom_objects:
+            attributes[name] = from_plain(content.plain[name].value, max(content.size, 2**16))
+    if isinstance(attributes.get("action_noise"), VectorizedActionNoise):
+        attributes["action_noise"] = attributes["action_noise"].base_noise
     return attributes
 
 
@@ -308,7 +315,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     :param options: How
     :return: The model
     """
-    attributes |= {name: value for name, value in options.changes.items() if name != "policy_kwargs"}
+    attributes |= {arguments.attribute(name): value for name, value in options.changes.items() if name != "policy_kwargs"}
     named = {name: arguments.attribute(name) for name in arguments.names(kind)}
     given = {name: attributes[key] for name, key in named.items() if key in attributes}
     asked = options.custom_objects | options.changes
@@ -316,6 +323,11 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     arguments.check(kind, read, content.what)
     if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
         raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
+    for name in kind.settled_arguments:
+        if name in options.changes and name in content.plain and content.plain[name].missing is None:
+            before = from_plain(content.plain[name].value, content.size)
+            if options.changes[name] != before:
+                raise ValueError(f"{name}: the model was made with {before}, it cannot be changed.")
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):

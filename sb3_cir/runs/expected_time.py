@@ -1,12 +1,13 @@
 """How long a run will take: said once, as soon as it can be known, for any off-policy algorithm of Stable-Baselines3."""
 
+import math
 import time
 import warnings
 from statistics import median
 
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback
+from stable_baselines3.common.type_aliases import MaybeCallback, TrainFreq, TrainFrequencyUnit
 
 MEASURED_UPDATES = 100
 
@@ -75,9 +76,11 @@ def with_expected_time(model: OffPolicyAlgorithm, callback: MaybeCallback) -> Ma
     :param callback: The callback that ``learn()`` was given
     :return: The callback to use in its place
     """
-    if model._total_timesteps <= model.learning_starts:
+    if _last_step(model) <= model.learning_starts:
+        # Nobody knows how long an episode is.
+        unless = ", unless the last episode ends later" if _by_episode(model) else ""
         warnings.warn(
-            f"No update will be made: this run ends at step {model._total_timesteps:,}, and the first "
+            f"No update will be made{unless}: this run ends at step {model._total_timesteps:,}, and the first "
             f"{model.learning_starts:,} steps are random actions (learning_starts={model.learning_starts}).",
             stacklevel=4,
         )
@@ -103,3 +106,18 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def _last_step(model: OffPolicyAlgorithm) -> int:
+    """At which a run ends: after a whole rollout, of several environments together."""
+    assert isinstance(model.train_freq, TrainFreq)
+    if _by_episode(model):
+        return model._total_timesteps
+    rollout = model.train_freq.frequency * model.n_envs
+    left = model._total_timesteps - model.num_timesteps
+    return model.num_timesteps + rollout * math.ceil(left / rollout)
+
+
+def _by_episode(model: OffPolicyAlgorithm) -> bool:
+    assert isinstance(model.train_freq, TrainFreq)
+    return model.train_freq.unit == TrainFrequencyUnit.EPISODE

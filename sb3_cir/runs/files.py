@@ -189,13 +189,14 @@ def _check_header(content: bytes, what: str) -> None:
 def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     """
     :param path: A file
-    :return: Whether it begins as pickles do
+    :return: Whether it begins as pickles do. So does the length of some headers of arrays, which is small where it is one.
     """
     if isinstance(path, (str, Path)):
-        return read_regular(Path(path), 1) == b"\x80"
-    first = path.read(1)
-    path.seek(-len(first), os.SEEK_CUR)
-    return first == b"\x80"
+        first = read_regular(Path(path), 8)
+    else:
+        first = path.read(8)
+        path.seek(-len(first), os.SEEK_CUR)
+    return first[:1] == b"\x80" and (len(first) < 8 or int.from_bytes(first, "little") > HEADER_BYTES)
 
 
 def is_trusted_pickle(path: str | Path | io.BufferedIOBase, trusted: bool, what: str) -> bool:
