@@ -329,7 +329,7 @@ class SMR(Resumable, SAC):
         """
         if self.device.type != "cpu":
             return False
-        if self.use_sde or self.n_steps > 1 or any(True for _ in self.actor.features_extractor.parameters()):
+        if self.use_sde or any(True for _ in self.actor.features_extractor.parameters()):
             return False
         assert isinstance(self.train_freq, TrainFreq)
         n_steps -= self.learning_starts

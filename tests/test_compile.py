@@ -43,6 +43,24 @@ def test_compiled_update_equals_the_authors(monkeypatch: pytest.MonkeyPatch, tmp
     assert all(th.equal(value, weights(model)[name]) for name, value in weights(loaded).items())
 
 
+@needs_compiler
+def test_compiled_with_n_step_returns() -> None:
+    """Their batches have a discount of their own for each transition."""
+    models = []
+    for choice in (False, True):
+        model = small("Pendulum-v1", compile=choice, n_steps=3, learning_starts=1000).learn(250)
+        model.set_logger(configure(None, []))
+        np.random.seed(0)
+        th.manual_seed(0)
+        model.train(gradient_steps=3, batch_size=64)
+        assert model._losses.compiling == choice
+        models.append(model)
+    assert len(set(models[0].replay_buffer.sample(64).discounts.flatten().tolist())) > 1
+    eager, compiled = map(weights, models)
+    for name, value in eager.items():
+        np.testing.assert_allclose(compiled[name], value, err_msg=name, rtol=0, atol=1e-5)
+
+
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs a GPU")
 def test_compiled_equals_eager_on_cuda() -> None:
     models = []
@@ -192,7 +210,7 @@ def test_a_temporary_folder_with_a_space(tmp_path: Path) -> None:
         (100_000, dict(policy_kwargs=dict(net_arch=[64, 64])), True),
         (5_000, dict(policy_kwargs=dict(net_arch=[64, 64])), False),
         (250_000, dict(use_sde=True), False),
-        (250_000, dict(n_steps=3), False),
+        (250_000, dict(n_steps=3), True),
         (250_000, dict(gradient_steps=0), False),
         (250_000, dict(train_freq=(1, "episode")), False),
         (250_000, dict(train_freq=(1, "episode"), gradient_steps=-1), True),
