@@ -92,10 +92,13 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
             runs = curve.to_numpy().T[:, None]
             mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
             panels[task].plot(x, mean, label=each.entry.name, **look.line(each.entry), **_mark(x))
+            colour = look.colours[each.entry.method]
             if len(runs) < FEW:
-                panels[task].plot(x, runs[:, 0].T, color=look.colours[each.entry.method], lw=0.6, alpha=0.6)
+                panels[task].plot(x, runs[:, 0].T, color=colour, lw=0.6, alpha=0.6)
+            elif len(x) == 1:
+                panels[task].errorbar(x, mean, (mean - low, high - mean), color=colour, lw=1, capsize=3)
             else:
-                panels[task].fill_between(x, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
+                panels[task].fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, [each.entry.name for each in scores])
