@@ -1,6 +1,7 @@
 """The report's figures: each function draws one and returns it, or None where the logs have nothing for it."""
 
 import math
+from collections.abc import Sized
 
 import matplotlib as mpl
 import numpy as np
@@ -66,7 +67,7 @@ class Look:
 def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
     """
     Mean score over runs and its 95 % bootstrap band, one panel for each task. Of a few runs a bootstrap knows the lowest and
-    the highest alone, so that each of them is a thin line in the place of the band.
+    the highest alone, so that each of them is a thin line in the place of the band. The mean ends with the first of the runs.
 
     :param scores: Of each method
     :param suite: Their suite
@@ -86,23 +87,31 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
     for task, axes in panels.items():
         axes.set_title(task.name, fontsize=9)
     for each in scores:
-        for task, curve in zip(each.tasks, each.curves, strict=True):
-            curve = _without_placeholder(curve)
-            x = curve.index.to_numpy() * task.env_steps / 1000
-            runs = curve.to_numpy().T[:, None]
-            mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
-            panels[task].plot(x, mean, label=each.entry.name, **look.line(each.entry), **_mark(x))
-            colour = look.colours[each.entry.method]
-            if len(runs) < FEW:
-                panels[task].plot(x, runs[:, 0].T, color=colour, lw=0.6, alpha=0.6)
-            elif len(x) == 1:
-                panels[task].errorbar(x, mean, (mean - low, high - mean), color=colour, lw=1, capsize=3)
-            else:
-                panels[task].fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        for task, curve, ends in zip(each.tasks, each.curves, each.ends, strict=True):
+            unit = task.env_steps / 1000
+            shown = _without_placeholder(curve)
+            shown = shown.set_axis(shown.index * unit)
+            _learning_curve(panels[task], each.entry, shown, ends * unit, reps, look)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
     _legend(figure, [each.entry.name for each in scores])
     return figure
+
+
+def _learning_curve(axes: Axes, entry: Entry, curve: pd.DataFrame, ends: pd.Series, reps: int, look: Look) -> None:
+    """One panel's line: the mean up to where all runs are, and how far they are spread."""
+    colour = look.colours[entry.method]
+    of_all = curve[: ends.min()]
+    runs = of_all.to_numpy().T[:, None]
+    mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
+    axes.plot(of_all.index, mean, label=entry.name, **look.line(entry), **_mark(of_all.index))
+    if 1 < len(runs) < FEW:
+        for seed in curve:
+            axes.plot(curve[seed][: ends[seed]], color=colour, lw=0.6, alpha=0.6)
+    elif len(of_all) == 1:
+        axes.errorbar(of_all.index, mean, (mean - low, high - mean), color=colour, lw=1, capsize=3)
+    elif len(runs) > 1:
+        axes.fill_between(of_all.index, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _without_placeholder(curve: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +120,7 @@ def _without_placeholder(curve: pd.DataFrame) -> pd.DataFrame:
     return curve.iloc[1:] if is_placeholder else curve
 
 
-def _mark(x: np.ndarray) -> dict:
+def _mark(x: Sized) -> dict:
     """A line of few points would not be seen, or not as such."""
     return {"marker": "o", "ms": 3} if len(x) < 4 else {}
 

@@ -46,14 +46,13 @@ class Scores:
     :param tasks: Those that it has runs of
     :param curves: For each task the scores, one column for each run, over the fraction of the paper's steps; a run that
         ended before another keeps its last score
-    :param ends: For each task the smallest and the largest fraction of the paper's steps at which a run's last evaluation was
-        made
+    :param ends: For each task the fraction of the paper's steps at which each run's last evaluation was made, by its column
     """
 
     entry: Entry
     tasks: list[Task]
     curves: list[pd.DataFrame]
-    ends: list[tuple[float, float]]
+    ends: list[pd.Series]
 
     def on(self, tasks: list[Task]) -> "Scores":
         """
@@ -66,8 +65,7 @@ class Scores:
     @property
     def reach(self) -> tuple[float, float]:
         """The smallest and the largest fraction of the paper's steps at which a run's last evaluation was made."""
-        first, last = zip(*self.ends, strict=True)
-        return min(first), max(last)
+        return min(each.min() for each in self.ends), max(each.max() for each in self.ends)
 
     @property
     def runs(self) -> int:
@@ -108,8 +106,7 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) 
         of_tasks = {task: of_method[of_method.env_name == task.name] for task in suite.tasks}
         curves = {task: _curve(of_task, task) for task, of_task in of_tasks.items() if len(of_task)}
         last = of_method.groupby(["env_name", "seed"]).fraction.max()
-        ends = [(last[task.name].min(), last[task.name].max()) for task in curves]
-        found.append(Scores(entry, list(curves), _paired(list(curves.values())), ends))
+        found.append(Scores(entry, list(curves), _paired(list(curves.values())), [last[task.name] for task in curves]))
     return found
 
 

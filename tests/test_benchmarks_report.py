@@ -248,6 +248,13 @@ def test_few_runs_are_lines_and_a_placeholder_is_none(tmp_path, returns):
     assert len(axes.collections) == 1  # the band of the six
     assert all(line.get_xdata()[0] == 500 for line in axes.lines)
 
+    # A run that was stopped halfway ends there, and the mean with it.
+    rows = log.read([tmp_path / "few.csv"])
+    rows = rows[(rows.seed == 7) | (rows.env_step == 500_000)]
+    found = selection.select(rows, rows[:0], HARD, 1.0)
+    axes = figures.learning_curves(found.scores, HARD, 5, look).axes[0]
+    assert [line.get_xdata().tolist() for line in axes.lines] == [[500], [500], [500, 1000]]
+
 
 def test_a_log_of_another_suite_is_refused(tmp_path, capsys, returns):
     write_log(tmp_path / "rows.csv", returns)
