@@ -1,7 +1,8 @@
-"""CIR for hard tasks: with SimBa's temperature, and observations normalised by running statistics."""
+"""CIR for hard tasks: with SimBa's temperature, normalised observations, and returns over three steps."""
 
 from typing import Any, ClassVar
 
+from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.sac.policies import SACPolicy
@@ -24,11 +25,14 @@ class RSNormCnnPolicy(ForImages, RSNormPolicy):
 
 class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
     """
-    CIR with two things that SimBa and what came after it have in common. Networks and update are :class:`CIR`'s.
+    CIR with two things that SimBa and what came after it have in common, and n-step returns. Networks and losses are
+    :class:`CIR`'s.
 
     - The temperature begins at 0.01, towards an entropy of minus half a nat for each action. CIR's own begins at 1, towards
       minus one nat, so that entropy is most of what the critics learn at first where there are many actions.
     - Observations are normalised by running statistics (RSNorm), which are saved with the policy.
+    - Targets have the rewards of three steps. The actor runs ahead of the critics, so that each target counts by how much they
+      overrate its next action, and targets of targets count it again: once in three steps in place of once in each.
 
     This is no method of the paper. What is known of it stands under "Hard tasks" in ``benchmarks/README.md``.
 
@@ -37,6 +41,8 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature
+    :param n_steps: Steps of a return. "auto": 3, and 1 where SB3 has no n-step returns, which is with Dict observations and
+        with a ``replay_buffer_class`` of your own.
     :param ent_coef: Temperature, learned from 0.01 on
     :param kwargs: What else CIR takes. ``target_entropy="auto"``, the default, is minus HALF the number of actions, and
         ``gamma="auto"`` is SimBa's discount, from the environment's time limit.
@@ -54,7 +60,16 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
         env: GymEnv | str,
         learning_rate: float | Schedule = 3e-4,
         *,
+        n_steps: int | str = "auto",
         ent_coef: str | float = "auto_0.01",
         **kwargs: Any,
     ):
-        super().__init__(policy, env, learning_rate, ent_coef=ent_coef, **kwargs)
+        super().__init__(policy, env, learning_rate, n_steps=n_steps, ent_coef=ent_coef, **kwargs)  # type: ignore[arg-type]
+
+    def _setup_model(self) -> None:
+        if isinstance(self.n_steps, str):
+            if self.n_steps != "auto":
+                raise ValueError(f"n_steps={self.n_steps!r}: it must be a number of at least 1 or 'auto'.")
+            possible = self.replay_buffer_class is None and not isinstance(self.observation_space, spaces.Dict)
+            self.n_steps = 3 if possible else 1
+        super()._setup_model()

@@ -60,7 +60,7 @@ def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
 
 def test_the_recipe_is_its_arm() -> None:
     """``CIRRSNorm`` by its defaults trains as the arm that was measured, to the last bit."""
-    arm = build("cir+temp+rsnorm")
+    arm = build("cir+temp+rsnorm+n3")
     arm.learning_starts = 20
     arm.learn(40)
     own = dict(learning_starts=20, buffer_size=50_000, policy_kwargs=dict(net_arch=[8, 8]))

@@ -1,5 +1,6 @@
 """CIR with SimBa's temperature and RSNorm. That it is the arm that was measured is in the screen's test."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SimBa
+from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.cir_rsnorm import CIRRSNorm
 from sb3_cir.policies import DictExtractor
@@ -47,11 +49,12 @@ def build(env: Any = None, **kwargs: Any) -> CIRRSNorm:
     return small(Shifted() if env is None else env, model_class=CIRRSNorm, **kwargs)
 
 
-def test_differs_from_cir_in_two_things() -> None:
-    """The temperature, and what observations go through."""
+def test_differs_from_cir_in_three_things() -> None:
+    """The temperature, what observations go through, and the steps of a return."""
     ours, cir = build(), small(Shifted())
     assert (ours._ent_coef().item(), ours.target_entropy) == (pytest.approx(0.01), -1.0)
     assert (cir._ent_coef().item(), cir.target_entropy) == (1.0, -2.0)
+    assert (ours.n_steps, ours.replay_buffer.n_steps, cir.n_steps) == (3, 3, 1)
     for name in ("learning_rate", "sample_reuse", "convex_coef", "gamma", "tau", "batch_size", "precision", "compile"):
         assert getattr(ours, name) == getattr(cir, name), name
     assert repr(ours.critic.q_network) == repr(cir.critic.q_network)
@@ -60,6 +63,23 @@ def test_differs_from_cir_in_two_things() -> None:
     ours.policy.load_state_dict(cir.policy.state_dict(), strict=False)
     # Nothing was counted yet: the mean is 0 and the variance 1.
     th.testing.assert_close(ours.critic(obs, actions), cir.critic(obs, actions))
+
+
+def test_steps_of_a_return(tmp_path: Path) -> None:
+    """Three where SB3 has n-step returns. A model keeps what it was made with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build(Shifted(spaces.Dict(a=spaces.Box(-1, 1, (2,)))), policy="MultiInputPolicy").n_steps == 1
+        recent = build(replay_buffer_class=RecencyReplayBuffer)
+        assert (recent.n_steps, type(recent.replay_buffer)) == (1, RecencyReplayBuffer)
+        five = build(n_steps=5).learn(30)
+        assert five.replay_buffer.sample(8).discounts.max() <= 0.99
+    five.save(tmp_path / "model")
+    for trusted in (True, False):
+        loaded = CIRRSNorm.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=trusted)
+        assert (loaded.n_steps, loaded.replay_buffer.n_steps) == (5, 5)
+    with pytest.raises(ValueError, match=r"n_steps='three': it must be a number of at least 1 or 'auto'\."):
+        build(n_steps="three")
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
