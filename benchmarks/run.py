@@ -215,7 +215,7 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     # Of what was raised in the worker, the class alone would not say what happened.
-                    problem = f"its worker died ({getattr(error, 'cause', None) or type(error).__name__!s})"
+                    problem = f"its worker died ({getattr(error, 'cause', None) or type(error).__name__})"
                 yield running.pop(reference), problem
             refresh()
     finally:

@@ -85,6 +85,23 @@ class Content:
     arrays: dict[str, np.ndarray]
     rates: dict[str, list[float]]
 
+    def has_plain(self, name: str) -> bool:
+        """:return: Whether there is a plain value of an argument or a space"""
+        return name in self.plain and self.plain[name].missing is None
+
+    def plain_value(self, name: str) -> Any:
+        """
+        :param name: What :meth:`has_plain` is true of
+        :return: Its value
+        :raises DamagedError: If it cannot be read.
+        """
+        try:
+            # A space of many numbers belongs to a network of as many weights at least.
+            return from_plain(self.plain[name].value, max(self.size, 2**16))
+        except ValueError as error:
+            attribute = arguments.attribute(name)
+            raise DamagedError(f"{self.what}: the plain value of {attribute} cannot be read ({error}).") from error
+
 
 # Models
 
@@ -268,8 +285,8 @@ def _trusted(content: Content, options: Options) -> dict[str, Any]:
     attributes.pop("_plain", None)
     for name in ("replay_buffer_class", "replay_buffer_kwargs"):
         # As they were given: the attributes have what SB3 made of them and of n_steps and gamma, which may be changed.
-        if name in content.plain and content.plain[name].missing is None and name not in options.custom_objects:
-            attributes[name] = from_plain(content.plain[name].value, max(content.size, 2**16))
+        if content.has_plain(name) and name not in options.custom_objects:
+            attributes[name] = content.plain_value(name)
     if isinstance(attributes.get("action_noise"), VectorizedActionNoise):
         attributes["action_noise"] = attributes["action_noise"].base_noise
     return attributes
@@ -288,14 +305,10 @@ def _untrusted(kind: type[Any], content: Content, options: Options) -> dict[str,
             continue
         elif name in arguments.PATHS:
             attributes[attribute] = None
-        elif name not in content.plain or content.plain[name].missing is not None:
+        elif not content.has_plain(name):
             missing.append(attribute)
         else:
-            try:
-                # A space of many numbers belongs to a network of as many weights at least.
-                attributes[attribute] = from_plain(content.plain[name].value, max(content.size, 2**16))
-            except ValueError as error:
-                raise DamagedError(f"{content.what}: the plain value of {attribute} cannot be read ({error}).") from error
+            attributes[attribute] = content.plain_value(name)
     if missing:
         hint = " or env=..." if set(missing) <= set(SPACES) else ""
         example = ", ".join(f"{name!r}: ..." for name in missing)
@@ -324,10 +337,8 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
         raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
     for name in kind.settled_arguments:
-        if name in options.changes and name in content.plain and content.plain[name].missing is None:
-            before = from_plain(content.plain[name].value, content.size)
-            if options.changes[name] != before:
-                raise ValueError(f"{name}: the model was made with {before}, it cannot be changed.")
+        if name in options.changes and content.has_plain(name) and options.changes[name] != content.plain_value(name):
+            raise ValueError(f"{name}: the model was made with {content.plain_value(name)}, it cannot be changed.")
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
