@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines import SimBa, SimbaPolicy, SimBaSMR, SimbaV2
 from sb3_cir.baselines.simba import ResidualBlock, RSNorm, episode_steps, horizon_discount, simba_encoder
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.cir_rsnorm import CIRRSNorm
 
 SMALL = dict(pi=[8], qf=[16, 16])
@@ -497,3 +498,10 @@ def test_what_networks_were_made_from_cannot_be_changed(trusted: bool, tmp_path:
     with pytest.raises(ValueError, match=r"gamma='auto' is found from an environment: pass env=\.\.\. too, or a number\."):
         SimBa.load(tmp_path / "model", device="cpu", trusted=trusted, gamma="auto")
     assert SimBa.load(tmp_path / "model", device="cpu", trusted=trusted, episodic=True).critic.n_critics == 2
+
+
+def test_what_networks_were_made_from_cannot_be_changed_in_a_run(tmp_path: Path) -> None:
+    model = build().learn(30, callback=Checkpoint(10, tmp_path))
+    with pytest.raises(ValueError, match=r"\.zip: episodic: the model was made with True, it cannot be changed\."):
+        SimBa.resume(tmp_path, model.get_env(), device="cpu", episodic=False)
+    assert SimBa.resume(tmp_path, model.get_env(), device="cpu", episodic=True).critic.n_critics == 2

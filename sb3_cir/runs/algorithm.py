@@ -53,7 +53,7 @@ class Resumable(OffPolicyAlgorithm):
     counters: ClassVar[tuple[str, ...]] = state.COUNTERS
     # Arguments of a base class that a subclass's constructor does not take.
     fixed_arguments: ClassVar[tuple[str, ...]] = ()
-    # What networks or other arguments were made from, so that it cannot be changed when a model is loaded
+    # What networks or other arguments were made from, so that it cannot be changed when a model is loaded or resumed
     settled_arguments: ClassVar[tuple[str, ...]] = ()
     # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
     # with more or fewer begins them anew.
@@ -89,6 +89,7 @@ class Resumable(OffPolicyAlgorithm):
         stored = checkpoint.read(Path(place))
         what = str(stored.path)
         checkpoint.check_class(cls, stored.manifest.algorithm, what)
+        arguments.check_settled(cls, kwargs, stored.manifest.arguments, what)
         read = arguments.read(cls, stored.manifest.arguments, kwargs, what)
         arguments.check(cls, read, what)
         parameters.check_counts(read.get("policy_kwargs"), stored.arrays, what)

@@ -336,9 +336,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     arguments.check(kind, read, content.what)
     if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
         raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
-    for name in kind.settled_arguments:
-        if name in options.changes and content.has_plain(name) and options.changes[name] != content.plain_value(name):
-            raise ValueError(f"{name}: the model was made with {content.plain_value(name)}, it cannot be changed.")
+    arguments.check_settled(kind, options.changes, content.plain, content.what)
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):

@@ -278,6 +278,19 @@ def read(kind: type, arguments: dict[str, Argument], given: dict[str, Any], what
     return read
 
 
+def check_settled(kind: Any, given: Mapping[str, Any], before: Mapping[str, Argument], what: str) -> None:
+    """
+    :param kind: The class that is to be made
+    :param given: What is passed to its constructor
+    :param before: What the model was made with
+    :param what: Where that is from, for the error
+    :raises ValueError: If one of the class's ``settled_arguments`` is given another value than it had.
+    """
+    for name in kind.settled_arguments:
+        if name in given and name in before and before[name].missing is None and to_plain(given[name]) != before[name].value:
+            raise ValueError(f"{what}: {name}: the model was made with {short(before[name].value)}, it cannot be changed.")
+
+
 def warn_of_differences(model: OffPolicyAlgorithm, before: Mapping[str, Argument], what: str) -> None:
     """
     :param model: A model that takes the place of another
