@@ -400,6 +400,17 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
         raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
 
 
+def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> None:
+    """
+    :param policy: A policy whose networks have an activation of their own
+    :param policy_kwargs: Its arguments. SB3's default is among them where a policy is made anew from what it was.
+    :raises ValueError: If another activation is among them.
+    """
+    activation = policy_kwargs.get("activation_fn", nn.ReLU)
+    if activation is not nn.ReLU:
+        raise ValueError(f"activation_fn={activation.__name__}: {policy.__name__} takes none, the method fixes it.")
+
+
 def check_fixed_arguments(kind: Any, given: dict[str, Any]) -> None:
     """
     :param kind: A class of algorithms with ``fixed_arguments``

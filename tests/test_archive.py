@@ -240,7 +240,7 @@ def manifest(path: Path, change: Any) -> Path:
         ("entropy_in_target", "no", "entropy_in_target is no, bool was expected"),
         ("buffer_size", -5, "buffer_size is -5, it must be from 1 to"),
         ("tau", math.nan, "tau is nan, it must be a number"),
-        ("stats_window_size", 0, "stats_window_size is 0, it must be from 1"),
+        ("stats_window_size", -1, "stats_window_size is -1, it must be from 0"),
         ("train_freq", {":train_freq:": [0, "step"]}, "train_freq cannot be read .a train_freq of 0, at least 1"),
         ("policy_kwargs", {"n_critics": 300_000}, "policy_kwargs has a 300000 in it"),
         ("policy_kwargs", {"net_arch": [16] * 200_000}, "policy_kwargs has a list of 200000"),

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,9 +11,10 @@ from gymnasium import spaces
 from small import small
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from torch import nn
 
 from sb3_cir import CIR, envs
-from sb3_cir.baselines import SMR, SimBa
+from sb3_cir.baselines import SMR, TD7, BROFast, FlashSAC, SimBa, SimbaV2
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -34,11 +36,41 @@ BOX = spaces.Box(-1, 1, (2,))
         (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[]))), r"net_arch\['qf'\] is empty"),
         (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),
         (dict(policy_kwargs=dict(avg_r_norm_coef=0.0)), r"avg_r_norm_coef=0\.0: it must be positive"),
+        (dict(train_freq=0), "train_freq is 0, it must be from 1 to"),
+        (dict(train_freq=(0, "episode")), r"train_freq is \(0, 'episode'\), it must be from 1 to"),
+        (dict(batch_size=0), "batch_size is 0, it must be from 1 to"),
+        (dict(tau="a"), "tau is a, float was expected"),
+        (dict(gamma=1.5), r"gamma is 1\.5, it must be from 0 to 1"),
+        (dict(n_steps="three"), "n_steps is three, int was expected"),
+        (dict(entropy_in_target=3), "entropy_in_target is 3, bool was expected"),
     ],
 )
 def test_arguments(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small("Pendulum-v1", **arguments)
+
+
+@pytest.mark.parametrize("model_class", [SimBa, SimbaV2, FlashSAC, BROFast])
+def test_an_activation_that_the_method_fixes(model_class: type, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"activation_fn=Tanh: \w+Policy takes none, the method fixes it\."):
+        small("Pendulum-v1", model_class=model_class, policy_kwargs=dict(activation_fn=nn.Tanh))
+    policy = small("Pendulum-v1", model_class=model_class).policy  # a saved one has SB3's default
+    policy.save(tmp_path / "policy.pt")
+    assert type(policy).load(tmp_path / "policy.pt", device="cpu").observation_space == policy.observation_space
+
+
+@pytest.mark.parametrize("model_class", [TD7, BROFast])
+def test_observations_that_are_no_vectors(model_class: type) -> None:
+    env = gym.wrappers.TransformObservation(gym.make("Pendulum-v1"), lambda x: x[None], spaces.Box(-9, 9, (1, 3)))
+    with pytest.raises(ValueError, match=rf"{model_class.__name__} takes vectors only\. A wrapper such as "):
+        small(env, model_class=model_class)
+
+
+def test_the_first_model_of_a_process() -> None:
+    """What SB3 declares holds names that Python can look up only after somebody else has."""
+    script = "from sb3_cir import CIR; CIR('MlpPolicy', 'Pendulum-v1', entropy_in_target=3)"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stderr.splitlines()[-1] == "ValueError: entropy_in_target is 3, bool was expected."
 
 
 class Faulty(gym.Env):

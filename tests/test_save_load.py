@@ -3,6 +3,7 @@
 import copy
 import errno
 import io
+import math
 import os
 import signal
 import subprocess
@@ -241,10 +242,12 @@ OTHER_KINDS: list[dict[str, Any]] = [
         entropy_in_target=np.bool_(False),
     ),
     dict(verbose=True, use_sde=1, entropy_in_target=0, sample_reuse=3.0, gradient_steps=-2, sde_sample_freq=-2, compile=0),
+    dict(stats_window_size=None),
+    dict(stats_window_size=0),
 ]
 
 
-@pytest.mark.parametrize("given", OTHER_KINDS, ids=["numpy", "switches"])
+@pytest.mark.parametrize("given", OTHER_KINDS, ids=["numpy", "switches", "all episodes", "no episode"])
 def test_values_of_other_kinds(tmp_path: Path, given: dict[str, Any]) -> None:
     """Each alone passes the look at what a file says; together they are loaded, trusted or not, and resumed."""
     for name, value in given.items():
@@ -345,6 +348,48 @@ def test_a_replay_buffer_comes_back(kind: str, tmp_path: Path) -> None:
     assert all(same_tensors(*pair) for pair in zip(ours, loaded.replay_buffer.sample(8), strict=True))
 
 
+@pytest.mark.parametrize("kind", ["vector", "n-step", "hindsight", "two domains"])
+def test_a_replay_buffer_of_another_size(kind: str, tmp_path: Path) -> None:
+    """The size that was saved counts, as with SB3, also for the checkpoints that follow."""
+    model, other = learned(kind), BUFFERS[kind]()
+    other.buffer_size, other.replay_buffer = 60, None
+    other._setup_model()
+    model.save_replay_buffer(tmp_path / "buffer")
+    other.load_replay_buffer(tmp_path / "buffer")
+    assert other.buffer_size == 500
+    assert rows_of(other).keys() == rows_of(model).keys()
+    assert len(other.replay_buffer.sample(8).rewards) == 8
+    if kind == "vector":
+        with pytest.warns(UserWarning, match="No update will be made"):
+            other.learn(10, callback=Checkpoint(10, tmp_path / "checkpoints"))
+        assert CIR.resume(tmp_path / "checkpoints", "Pendulum-v1", device="cpu").replay_buffer.pos == 60
+
+
+def test_a_rate_that_falls_to_0(tmp_path: Path) -> None:
+    """Runs end past their total where that is amid a rollout: no rate is negative there."""
+    env = make_vec_env("Pendulum-v1", n_envs=3)
+    model = small(env, learning_rate=lambda left: left * 1e-3).learn(100, callback=Checkpoint(51, tmp_path / "checkpoints"))
+    assert model.num_timesteps == 102
+    assert model.actor.optimizer.param_groups[0]["lr"] == 0
+    model.save(tmp_path / "model")
+    assert not changed(weights(model), CIR.load(tmp_path / "model", device="cpu"))
+
+
+@pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf])
+def test_a_rate_that_is_none(tmp_path: Path, rate: float) -> None:
+    """A schedule may fail in the last update. What was learned before is saved all the same."""
+    model = small("Pendulum-v1").learn(30)
+    model.critic.optimizer.param_groups[0]["lr"] = rate
+    model.save(tmp_path / "model")
+    assert not changed(weights(model), CIR.load(tmp_path / "model", device="cpu"))
+
+
+def test_hindsight_without_an_environment(tmp_path: Path) -> None:
+    learned("hindsight").save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"model\.zip: a HerReplayBuffer needs an environment: pass env=\.\.\.$"):
+        CIR.load(tmp_path / "model", device="cpu")
+
+
 def test_replay_buffers_that_are_refused(tmp_path: Path) -> None:
     model = learned("vector")
     OffPolicyAlgorithm.save_replay_buffer(model, tmp_path / "buffer.pkl")
@@ -356,7 +401,7 @@ def test_replay_buffers_that_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "buffer.safetensors"
     model.save_replay_buffer(path)
     for other, message in (
-        (small("Pendulum-v1", buffer_size=400), "buffer_size=400: it was 500"),
+        (small(make_vec_env("Pendulum-v1", n_envs=2)), "n_envs=2: it was 1"),
         (small("MountainCarContinuous-v0"), r"observations were float32 of shape \(3,\) .* and are float32 of shape \(2,\)"),
         (BUFFERS["volatile"](), "priorities were not there"),
     ):

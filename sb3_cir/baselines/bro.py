@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
-from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_n_critics
+from sb3_cir.policies import ConcatCritic, FusedAdam, check_activation, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -205,6 +205,7 @@ class BROPolicy(SACPolicy):
         **kwargs: Any,
     ):
         check_n_critics(kwargs)
+        check_activation(type(self), kwargs)
         self.n_quantiles = n_quantiles
         self.std_multiplier = std_multiplier
         self.exploring = False
@@ -379,8 +380,8 @@ class BRO(SMR):
     def _setup_model(self) -> None:
         if not isinstance(self.observation_space, spaces.Box) or len(self.observation_space.shape) != 1:
             raise ValueError(
-                f"observation_space={self.observation_space}: BRO takes vectors only. sb3_cir.envs.FlatFloat32 makes one of a "
-                "Dict."
+                f"observation_space={self.observation_space}: {type(self).__name__} takes vectors only. A wrapper such as "
+                "sb3_cir.envs.FlatFloat32 makes one of all observations of a fixed length."
             )
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)

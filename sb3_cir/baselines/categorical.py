@@ -28,7 +28,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
-from sb3_cir.policies import CIRActor, ConcatCritic, FusedAdam, check_action_space, check_n_critics
+from sb3_cir.policies import CIRActor, ConcatCritic, FusedAdam, check_action_space, check_activation, check_n_critics
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -186,6 +186,7 @@ class CategoricalPolicy(SACPolicy):
         if not 0 < largest_value < math.inf:
             raise ValueError(f"largest_value={largest_value}: it must be positive and finite (original: 5).")
         check_n_critics(kwargs)
+        check_activation(type(self), kwargs)
         self.n_bins = int(n_bins)
         self.largest_value = largest_value
         super().__init__(

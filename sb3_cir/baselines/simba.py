@@ -23,7 +23,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import common_width
-from sb3_cir.policies import CIRActor, ForImages, check_n_critics
+from sb3_cir.policies import CIRActor, ForImages, check_activation, check_n_critics
 from sb3_cir.smr import SMR
 
 # The bounds that the original squeezes the actor's log_std into.
@@ -316,6 +316,7 @@ class SimbaPolicy(NormalizesObservations):
         **kwargs: Any,
     ):
         check_n_critics(kwargs)
+        check_activation(type(self), kwargs)
         self.n_quantiles = n_quantiles
         super().__init__(
             observation_space,

@@ -324,8 +324,8 @@ class TD7(Resumable, TD3):
     def _setup_model(self) -> None:
         if not isinstance(self.observation_space, spaces.Box) or len(self.observation_space.shape) != 1:
             raise ValueError(
-                f"observation_space={self.observation_space}: TD7 takes vectors only. sb3_cir.envs.FlatFloat32 makes one of a "
-                "Dict."
+                f"observation_space={self.observation_space}: {type(self).__name__} takes vectors only. A wrapper such as "
+                "sb3_cir.envs.FlatFloat32 makes one of all observations of a fixed length."
             )
         if self.n_envs != 1:
             raise ValueError(f"n_envs={self.n_envs}: TD7 assesses one policy at a time, in 1 environment.")

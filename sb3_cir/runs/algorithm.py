@@ -163,6 +163,15 @@ class Resumable(OffPolicyAlgorithm):
                 self._saver = None
         return self
 
+    def _setup_model(self) -> None:
+        arguments.refuse(self)
+        super()._setup_model()
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        super()._update_current_progress_remaining(num_timesteps, total_timesteps)
+        # Runs end past their total where that is amid a rollout. A rate that falls to 0 would be negative there.
+        self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         ready = super()._init_callback(with_expected_time(self, callback), progress_bar)
         state.remember(ready)

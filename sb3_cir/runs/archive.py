@@ -13,7 +13,7 @@ import io
 import pathlib
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_cir.buffers import cut_off
 from sb3_cir.runs import arguments, checkpoint, files, parameters, rows, state
 from sb3_cir.runs.files import DamagedError, short
-from sb3_cir.runs.plain import Argument, Buffer, Model, from_plain, validate
+from sb3_cir.runs.plain import Argument, Buffer, Model, Rows, from_plain, validate
 
 MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
 VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
@@ -337,6 +337,9 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     if attributes.get("policy_kwargs") != options.changes.get("policy_kwargs", attributes.get("policy_kwargs")):
         raise ValueError(f"policy_kwargs: the model has {attributes['policy_kwargs']}, they cannot be changed.")
     arguments.check_settled(kind, options.changes, content.plain, content.what)
+    kept_in = attributes.get("replay_buffer_class")
+    if options.env is None and isinstance(kept_in, type) and issubclass(kept_in, HerReplayBuffer):
+        raise ValueError(f"{content.what}: a {kept_in.__name__} needs an environment: pass env=...")
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
@@ -464,8 +467,8 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
         unpickle(path, truncate)
         return
     said, arrays = files.read_arrays(path, what)
-    buffer = _buffer_to_fill(model)
     manifest = validate(Buffer, files.read_json(said, what), what)
+    buffer = _buffer_to_fill(model, manifest.buffers, what)
     parts = rows.parts(buffer)
     if parts.keys() != manifest.buffers.keys():
         raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
@@ -486,23 +489,35 @@ def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: 
         elif truncate and isinstance(part, NStepReplayBuffer):
             cut_off(part)
     buffer.device = model.device
-    model.replay_buffer = buffer
+    model.replay_buffer, model.buffer_size = buffer, max(part.buffer_size * part.n_envs for part in parts.values())
 
 
-def _buffer_to_fill(model: OffPolicyAlgorithm) -> ReplayBuffer:
-    """The model's own, or one as it was made with, where it has been given away."""
-    if getattr(model, "replay_buffer", None) is not None:
-        return cast(ReplayBuffer, model.replay_buffer)
+def _buffer_to_fill(model: OffPolicyAlgorithm, saved: Mapping[str, Rows], what: str) -> ReplayBuffer:
+    """
+    :param model: A model
+    :param saved: The replay buffers that are in a file
+    :param what: The file
+    :return: The model's own. Where it has been given away, and where the saved one has another size, which is the one that
+        counts with SB3: one as the model was made with, of that size
+    :raises ValueError: If that does not fit into memory.
+    """
+    own = getattr(model, "replay_buffer", None)
+    sizes = [each.size * each.n_envs for each in saved.values()] or [model.buffer_size]
+    if own is not None and {each.buffer_size * each.n_envs for each in rows.parts(own).values()} == set(sizes):
+        return cast(ReplayBuffer, own)
     assert model.replay_buffer_class is not None
     kwargs: dict[str, Any] = dict(model.replay_buffer_kwargs)
     if issubclass(model.replay_buffer_class, HerReplayBuffer):
         kwargs["env"] = model.env
-    return model.replay_buffer_class(
-        model.buffer_size,
-        model.observation_space,
-        model.action_space,
-        device=model.device,
-        n_envs=model.n_envs,
-        optimize_memory_usage=model.optimize_memory_usage,
-        **kwargs,
-    )
+    try:
+        return model.replay_buffer_class(
+            max(sizes),
+            model.observation_space,
+            model.action_space,
+            device=model.device,
+            n_envs=model.n_envs,
+            optimize_memory_usage=model.optimize_memory_usage,
+            **kwargs,
+        )
+    except MemoryError as error:
+        raise ValueError(f"{what}: a replay buffer of {max(sizes)} transitions does not fit into memory.") from error

@@ -15,6 +15,7 @@ import numpy as np
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import OBJECTS, Argument, from_plain, to_plain
@@ -40,10 +41,13 @@ LIMITS: dict[str, tuple[float, float]] = {
     "target_entropy": (-1e6, 1e6),
     "target_update_interval": (1, 2**53),
     "sde_sample_freq": (-(2**53), 2**53),
-    "stats_window_size": (1, 10**6),
+    "stats_window_size": (0, 10**6),
     "verbose": (-(2**31), 2**31),
     "seed": (0, 2**32 - 1),
 }
+
+# Declared as a number by SB3, which takes None too
+UNLIMITED = {"stats_window_size"}
 
 # What Python says where a constructor gives its base class an argument itself and passes on all that it gets besides.
 GIVEN_TWICE = re.compile(r"got multiple values for (?:keyword )?argument '(\w+)'")
@@ -87,7 +91,7 @@ def _declared(kind: type) -> dict[str, tuple[Any, Any]]:
         if init is None or each is OffPolicyAlgorithm:
             continue
         try:
-            hints = typing.get_type_hints(init)
+            hints = typing.get_type_hints(init, localns={"VecEnv": VecEnv})  # SB3 knows it while it is type-checked alone
         except (NameError, TypeError):  # of somebody's own, for type checkers alone
             continue
         for name, parameter in inspect.signature(init).parameters.items():
@@ -105,16 +109,35 @@ def check(kind: type, given: Mapping[str, Any], what: str) -> None:
     :param what: Where they are from, for the error
     :raises DamagedError: If one is of another kind than the constructor declares, or out of its range.
     """
+    for fault in _faults(kind, given):
+        raise DamagedError(f"{what}: {fault}")
+
+
+def refuse(model: OffPolicyAlgorithm) -> None:
+    """
+    The same of arguments that were passed: what no file may have would be known when a trained model is loaded only.
+
+    :param model: A model that has its arguments and no networks yet
+    :raises ValueError: If one is of another kind than the constructor declares, or out of its range.
+    """
+    for fault in _faults(type(model), _kept(model)):
+        raise ValueError(fault)
+
+
+def _faults(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
     declared = _declared(kind)
     for name, value in given.items():
-        if name in declared and value != declared[name][1] and not _fits(value, declared[name][0]):
-            raise DamagedError(f"{what}: {name} is {short(value)}, {_words(declared[name][0])} was expected.")
-        number = value.item() if isinstance(value, np.generic) else value
+        if name in UNLIMITED and value is None:
+            continue
+        if name in declared and value is not declared[name][1] and not _fits(value, declared[name][0]):
+            yield f"{name} is {short(value)}, {_words(declared[name][0])} was expected."
+        number = value[0] if isinstance(value, tuple) and value else value
+        number = number.item() if isinstance(number, np.generic) else number
         if isinstance(number, (int, float)):
             least, most = LIMITS.get(name, (-math.inf, math.inf) if isinstance(number, float) else (-(2**53), 2**53))
             if not least <= number <= most:
                 allowed = "a number" if math.isnan(number) else f"from {least} to {most}"
-                raise DamagedError(f"{what}: {name} is {short(value)}, it must be {allowed}.")
+                yield f"{name} is {short(value)}, it must be {allowed}."
 
 
 def _alternatives(declared: Any) -> tuple[Any, ...]:
@@ -204,12 +227,16 @@ def constructing(kind: type, what: str) -> Iterator[None]:
         raise ValueError(f"{what}: no {kind.__name__} can have what it says ({type(error).__name__}: {text}).") from error
 
 
+def _kept(model: OffPolicyAlgorithm) -> dict[str, Any]:
+    return {name: vars(model)[attribute(name)] for name in names(type(model)) if attribute(name) in vars(model)}
+
+
 def values(model: OffPolicyAlgorithm) -> dict[str, Any]:
     """
     :param model: A model
     :return: Its constructor's arguments by name, those that it has kept
     """
-    kept = {name: vars(model)[attribute(name)] for name in names(type(model)) if attribute(name) in vars(model)}
+    kept = _kept(model)
     # Where SB3 itself chose the class of the replay buffer, it does so again: it would be another for other n_steps. For
     # more than one it has added two arguments, and would warn if it were passed both.
     added = {"n_steps": model.n_steps, "gamma": model.gamma} if model.n_steps > 1 else {}

@@ -7,6 +7,7 @@ end of moments that are too small.
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -71,9 +72,13 @@ def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
 def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
     """
     :param model: A model
-    :return: Of each optimiser, one for each group of parameters
+    :return: Of each optimiser, one for each group of parameters. What a schedule gave and no optimiser takes is 0, for each
+        train call asks the schedule anew, and a model can be saved all the same.
     """
-    return {name: [float(group["lr"]) for group in each.param_groups] for name, each in optimizers(model).items()}
+    return {
+        name: [rate if 0 <= rate < math.inf else 0.0 for rate in (float(group["lr"]) for group in each.param_groups)]
+        for name, each in optimizers(model).items()
+    }
 
 
 def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
