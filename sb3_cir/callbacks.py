@@ -145,22 +145,28 @@ class Checkpoint(BaseCallback):
         if step == self._attempt or step == 0:
             return
         self._next = (step // self.every + 1) * self.every
+        bad = first_non_finite(named_tensors(model))
+        if bad is not None:  # It could not be gone on from, and would take the place of one that can.
+            self._warn(step, f"{bad[1]} in {bad[0]}")
+            return
         try:
             model._saved = checkpoint.write(model, self.folder.resolve(), self.keep, self._root, model._saved)
         except OSError as error:
-            why = "the disk is full" if error.errno in FULL else error.strerror or str(error)
-            last = next((f"step {each}" for each, _ in checkpoints(self.folder)), "none")
-            warnings.warn(
-                f"No checkpoint of step {step} in {self.folder}: {why}; the last good one is {last}, training goes on and the "
-                f"next try is at step {self._next}.",
-                stacklevel=2,
-            )
+            self._warn(step, "the disk is full" if error.errno in FULL else error.strerror or str(error))
             return
         self._attempt = step
         if self.verbose:
             print(f"Checkpoint of step {step} in {self.folder}")
         if self.restart_episodes and environments_live:
             state.begin_episodes(model, model._saved.run, self._root)
+
+    def _warn(self, step: int, why: str) -> None:
+        last = next((f"step {each}" for each, _ in checkpoints(self.folder)), "none")
+        warnings.warn(
+            f"No checkpoint of step {step} in {self.folder}: {why}; the last good one is {last}, training goes on and the "
+            f"next try is at step {self._next}.",
+            stacklevel=3,
+        )
 
     def _lock(self) -> None:
         """Keep other processes out of the folder while this one learns. The system lets go of it when the process ends."""

@@ -16,7 +16,7 @@ from stable_baselines3.common.logger import configure
 
 from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
-from sb3_cir.callbacks import NonFiniteGuard, named_tensors
+from sb3_cir.callbacks import Checkpoint, NonFiniteGuard, named_tensors
 
 
 class Spoil(BaseCallback):
@@ -102,6 +102,14 @@ def test_at_the_end(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at step 30: "):
         model.learn(30, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard()])
     assert (tmp_path / "non_finite_30_steps.zip").exists()
+
+
+def test_a_checkpoint_that_could_not_be_gone_on_from(tmp_path: Path) -> None:
+    """It does not take the place of the last good one."""
+    model = small("Pendulum-v1")
+    with pytest.warns(UserWarning, match=r"No checkpoint of step 30 in .*: nan in .*; the last good one is step 25"):
+        model.learn(30, callback=[Spoil("critic.q_network.down.0.weight", th.nan), Checkpoint(25, tmp_path, keep=1)])
+    assert CIR.resume(tmp_path, "Pendulum-v1", device="cpu").num_timesteps == 25
 
 
 def test_current_folder_without_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
