@@ -28,7 +28,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, is_image_space, is_image_space_channels_first
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
@@ -36,6 +36,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from sb3_cir import __version__, methods
+from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.extras import install_hint
 from sb3_cir.runs import archive, files, normalization
 from sb3_cir.runs.files import short
@@ -214,20 +215,42 @@ def _difference(model: BaseAlgorithm, normalizer: VecNormalize | None, run: Run,
 
 
 def _random(model: BaseAlgorithm, normalizer: VecNormalize | None, size: int) -> Arrays:
-    """:return: ``size`` observations by name, spread as far as those that the normalisation has seen"""
-    statistics = {} if normalizer is None or not normalizer.norm_obs else normalizer.obs_rms
-    named = statistics if isinstance(statistics, dict) else {OBSERVATION: statistics}
+    """:return: ``size`` observations by name, spread as far as those that the normalisations have seen"""
+    spreads = [_seen_by_policy(model), _seen_by(normalizer)]
     rng = np.random.default_rng(size)
 
     def one(name: str, space: spaces.Space[Any]) -> np.ndarray:
         if not (isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)):
             return np.array([space.sample() for _ in range(size)], space.dtype)
         x = 2 * rng.standard_normal((size, *space.shape))
-        if name in named:
-            x = named[name].mean + np.sqrt(named[name].var) * x
+        for mean, std in (spread[name] for spread in spreads if name in spread):
+            x = mean + std * x
         return np.clip(x, space.low, space.high).astype(space.dtype)
 
     return {name: one(name, space) for name, space in inputs(model.observation_space).items()}
+
+
+def _seen_by(normalizer: VecNormalize | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """:return: Mean and standard deviation of observations by name, none where nothing normalises them"""
+    if normalizer is None or not normalizer.norm_obs:
+        return {}
+    statistics = normalizer.obs_rms if isinstance(normalizer.obs_rms, dict) else {OBSERVATION: normalizer.obs_rms}
+    return {name: (each.mean, np.sqrt(each.var)) for name, each in statistics.items()}
+
+
+def _seen_by_policy(model: BaseAlgorithm) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The same of RSNorm, which keeps one vector of all entries."""
+    extractor = getattr(getattr(model.policy, "actor", None), "features_extractor", None)
+    if not isinstance(extractor, RSNorm):
+        return {}
+    shapes = inputs(model.observation_space)
+    ends = np.cumsum([get_flattened_obs_dim(space) for space in shapes.values()])[:-1]
+    vectors = (np.split(each.cpu().numpy(), ends) for each in (extractor.mean, extractor.var.sqrt()))
+    return {
+        name: (mean.reshape(space.shape), std.reshape(space.shape))
+        for (name, space), mean, std in zip(shapes.items(), *vectors, strict=True)
+        if isinstance(space, spaces.Box)
+    }
 
 
 @contextlib.contextmanager
@@ -341,10 +364,16 @@ def load(path: str | Path, algo: str | None = None, trusted: bool = False) -> Ba
     :raises ValueError: If it cannot be read, or does not say of which algorithm it is.
     """
     kinds: dict[str, Any] = {name: methods.algorithm(name) for name in methods.ours()}
+    path = files.find(path, ".zip")
     if algo is None:
         members = files.unpack_archive(files.read_regular(Path(path)), str(path))
         said = files.read_json(members.get(archive.MANIFEST, b"{}"), str(path)).get("algorithm")
         algo = next((name for name, kind in kinds.items() if kind.__name__ == said), None)
+        if algo is None and said is not None:
+            raise ValueError(
+                f"{path} is of a {said}, which is no class of this package: load it in Python and call "
+                "sb3_cir.export.export(model, path)."
+            )
     if algo not in kinds:
         raise ValueError(f"{path} does not say of which algorithm it is: pass --algo with one of {', '.join(kinds)}.")
     # Without the replay buffer that it learned with: HER's needs an environment.

@@ -14,13 +14,15 @@ from gymnasium import spaces
 from small import small
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.envs import BitFlippingEnv
+from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from test_normalization import stepped
 
-from sb3_cir import export
+from sb3_cir import CIR, export
 from sb3_cir.baselines import SimBa
+from sb3_cir.baselines.simba import RSNorm
+from sb3_cir.cir_rsnorm import CIRRSNorm
 from sb3_cir.export import NOTE
 from sb3_cir.runs import normalization
 
@@ -212,6 +214,47 @@ def test_whatever_a_model_learned_from(tmp_path: Path, settings: dict[str, Any])
     observation = model.get_env().reset()
     actions, _ = run(tmp_path / "policy.pt", observation if her else dict(observation=observation))
     np.testing.assert_allclose(actions, model.predict(observation, deterministic=True)[0], atol=2e-5)
+
+
+class Steady(gym.ObservationWrapper):
+    """Pendulum with two entries more that hardly change, as contact forces are where nothing touches."""
+
+    def __init__(self):
+        super().__init__(gym.make("Pendulum-v1"))
+        self.observation_space = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+    def observation(self, observation):
+        return np.append(observation, [0.0, 1e-4]).astype(np.float32)
+
+
+def test_is_checked_where_rsnorm_has_been(tmp_path: Path) -> None:
+    """Far from what it has seen all actions are at a bound, so that nothing would be compared."""
+    model = small(Steady(), model_class=CIRRSNorm).learn(60)
+    observations = export._random(model, None, 64)["observation"]
+    assert np.abs(observations[:, 3:]).max() < 0.01
+    assert np.abs(observations[:, :3]).max() > 1
+    assert np.abs(model.predict(observations, deterministic=True)[0]).mean() < 1.9
+    assert export.export(model, tmp_path / "policy.pt") < 1e-5
+
+
+def test_named_observations_are_spread_as_rsnorm_has_seen_them() -> None:
+    model = small(SimpleMultiObsEnv(discrete_actions=False), "MultiInputPolicy")
+    space = spaces.Dict(a=spaces.Box(-9, 9, (2,)), b=spaces.Discrete(3), c=spaces.Box(-9, 9, (1, 2)))
+    model.observation_space, model.actor.features_extractor = space, RSNorm(space)
+    model.actor.features_extractor.mean[:] = th.arange(7)
+    model.actor.features_extractor.var[:] = 0
+    found = export._random(model, None, 2)
+    np.testing.assert_allclose(found["a"], [[0, 1]] * 2)
+    np.testing.assert_allclose(found["c"], [[[5, 6]]] * 2)
+
+
+def test_a_class_of_somebody_elses(tmp_path: Path) -> None:
+    class Sub(CIR):
+        """It is in no table."""
+
+    small("Pendulum-v1", model_class=Sub).save(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"model\.zip is of a Sub, which is no class of this package: load it in Python"):
+        export.load(tmp_path / "model")
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
