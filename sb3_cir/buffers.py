@@ -82,6 +82,16 @@ class ScalarDictReplayBuffer(buffers.DictReplayBuffer):
         return {key: np.reshape(value, (self.n_envs, *self.obs_shape[key])) for key, value in obs.items()}
 
 
+def refuse_n_steps(buffer: object, kwargs: dict[str, Any]) -> None:
+    """
+    :param buffer: A replay buffer
+    :param kwargs: What its constructor was given. SB3 warns that ``n_steps`` must be among it to have an effect.
+    :raises ValueError: If it is.
+    """
+    if "n_steps" in kwargs:
+        raise ValueError(f"n_steps={kwargs['n_steps']}: {type(buffer).__name__} has no n-step returns.")
+
+
 class RecencyWeighted:
     """
     To stand before a replay buffer: new transitions are drawn more often than old ones.
@@ -111,6 +121,7 @@ class RecencyWeighted:
             raise ValueError(f"decay={decay}: it must lie in (0, 1], e.g. 0.9999.")
         if not 0 <= min_weight <= 1:
             raise ValueError(f"min_weight={min_weight}: it must lie in [0, 1], e.g. 0.1.")
+        refuse_n_steps(self, kwargs)
         super().__init__(*args, **kwargs)
         self.decay = decay
         self.min_weight = min_weight
@@ -154,7 +165,14 @@ class RecencyReplayBuffer(RecencyWeighted, buffers.ReplayBuffer):
     :class:`RecencyWeighted` as SB3's ``ReplayBuffer``, for any off-policy algorithm::
 
         SAC("MlpPolicy", env, replay_buffer_class=RecencyReplayBuffer, replay_buffer_kwargs=dict(decay=0.9999, min_weight=0.1))
+
+    :raises ValueError: If observations are Dicts.
     """
+
+    def __init__(self, buffer_size: int, observation_space: spaces.Space[Any], *args: Any, **kwargs: Any):
+        if isinstance(observation_space, spaces.Dict):
+            raise ValueError("RecencyReplayBuffer holds no Dict observations: RecencyDictReplayBuffer does.")
+        super().__init__(buffer_size, observation_space, *args, **kwargs)
 
 
 class RecencyDictReplayBuffer(RecencyWeighted, ScalarDictReplayBuffer):
@@ -180,6 +198,7 @@ class DeviceReplayBuffer(buffers.ReplayBuffer):
         floats = isinstance(observation_space, spaces.Box) and np.issubdtype(observation_space.dtype, np.floating)
         if not (floats and len(observation_space.shape or ()) == 1):
             raise ValueError(f"DeviceReplayBuffer holds observations that are vectors of floats, not {observation_space}.")
+        refuse_n_steps(self, kwargs)
         super().__init__(buffer_size, observation_space, *args, **kwargs)
         if self.optimize_memory_usage:
             raise ValueError("optimize_memory_usage=True: DeviceReplayBuffer keeps both observations of a transition.")
@@ -361,6 +380,12 @@ def _buffer_class(observation_space: spaces.Space[Any], kwargs: dict[str, Any]) 
     if "n_steps" in kwargs:
         if is_dict:
             raise ValueError(f"n_steps={kwargs['n_steps']}: n-step returns are not supported with Dict observations.")
+        if "gamma" not in kwargs:
+            n_steps = kwargs["n_steps"]
+            raise ValueError(
+                f"n_steps={n_steps}: this replay buffer must be given the model's discount too, for example "
+                f"replay_buffer_kwargs=dict(n_steps={n_steps}, gamma=0.99)."
+            )
         return buffers.NStepReplayBuffer
     if is_dict:
         return ScalarDictReplayBuffer if has_scalar_entries(observation_space) else buffers.DictReplayBuffer

@@ -130,6 +130,7 @@ def test_normalised_batches_are_sb3s() -> None:
     [
         (spaces.Box(0, 255, (36, 36, 3), np.uint8), {}, "vectors of floats, not Box"),
         (spaces.Discrete(4), {}, "vectors of floats, not Discrete"),
+        (SPACES[0], dict(n_steps=3, gamma=0.9), r"n_steps=3: DeviceReplayBuffer has no n-step returns\."),
         (SPACES[0], dict(optimize_memory_usage=True, handle_timeout_termination=False), "keeps both observations"),
     ],
 )

@@ -131,9 +131,15 @@ def test_dict_observations() -> None:
     assert batch.observations["vector"].shape == (8, 3)
 
 
+def test_dict_observations_need_the_other_class() -> None:
+    with pytest.raises(ValueError, match=r"holds no Dict observations: RecencyDictReplayBuffer does\."):
+        small(TwoEntries(), "MultiInputPolicy", replay_buffer_class=RecencyReplayBuffer)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
+        (dict(n_steps=3), r"n_steps=3: RecencyReplayBuffer has no n-step returns\."),
         (dict(decay=0.0), r"decay=0\.0: it must lie in \(0, 1\]"),
         (dict(decay=1.1), r"decay=1\.1: it must lie in \(0, 1\]"),
         (dict(min_weight=-0.1), r"min_weight=-0\.1: it must lie in \[0, 1\]"),
