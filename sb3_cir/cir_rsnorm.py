@@ -41,8 +41,8 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
     :param policy: "MlpPolicy", "CnnPolicy", "MultiInputPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature
-    :param n_steps: Steps of a return. "auto": 3, and 1 where SB3 has no n-step returns, which is with Dict observations and
-        with a ``replay_buffer_class`` of your own.
+    :param n_steps: Steps of a return. "auto": 3, and 1 where SB3 has no n-step returns, which is with Dict observations,
+        with ``optimize_memory_usage`` and with a ``replay_buffer_class`` of your own.
     :param ent_coef: Temperature, learned from 0.01 on
     :param kwargs: What else CIR takes. ``target_entropy="auto"``, the default, is minus HALF the number of actions, and
         ``gamma="auto"`` is SimBa's discount, from the environment's time limit.
@@ -70,6 +70,9 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
         if isinstance(self.n_steps, str):
             if self.n_steps != "auto":
                 raise ValueError(f"n_steps={self.n_steps!r}: it must be a number of at least 1 or 'auto'.")
-            possible = self.replay_buffer_class is None and not isinstance(self.observation_space, spaces.Dict)
+            vectors = not isinstance(self.observation_space, spaces.Dict)
+            possible = vectors and self.replay_buffer_class is None and not self.optimize_memory_usage
             self.n_steps = 3 if possible else 1
+        # SB3 writes n_steps and gamma into it, which may be the caller's.
+        self.replay_buffer_kwargs = dict(self.replay_buffer_kwargs)
         super()._setup_model()

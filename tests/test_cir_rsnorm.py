@@ -72,6 +72,10 @@ def test_steps_of_a_return(tmp_path: Path) -> None:
         assert build(Shifted(spaces.Dict(a=spaces.Box(-1, 1, (2,)))), policy="MultiInputPolicy").n_steps == 1
         recent = build(replay_buffer_class=RecencyReplayBuffer)
         assert (recent.n_steps, type(recent.replay_buffer)) == (1, RecencyReplayBuffer)
+        kwargs: dict[str, Any] = dict(handle_timeout_termination=False)
+        assert build(optimize_memory_usage=True, replay_buffer_kwargs=kwargs).n_steps == 1
+        assert build(replay_buffer_kwargs=kwargs).n_steps == 3
+        assert kwargs == dict(handle_timeout_termination=False)
         five = build(n_steps=5).learn(30)
         assert five.replay_buffer.sample(8).discounts.max() <= 0.99
     five.save(tmp_path / "model")
