@@ -103,8 +103,10 @@ def unchanged_randomness(device: th.device) -> Iterator[None]:
     """
     numpy_state = np.random.get_state()
     with th.random.fork_rng([device] if device.type == "cuda" else []):
-        yield
-    np.random.set_state(numpy_state)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)
 
 
 def discounted_returns(rewards: Sequence[float] | np.ndarray, gamma: float) -> np.ndarray:
@@ -208,6 +210,8 @@ class QBiasEvalCallback(EvalCallback):
         if self.eval_freq > 0 and self.n_calls % self.eval_freq == 0:
             assert isinstance(self.model, OffPolicyAlgorithm)
             self.bias = QBias(self.model)
+            with unchanged_randomness(self.model.device):  # a policy that is asked for its noise draws it
+                return super()._on_step()
         return super()._on_step()
 
     def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:

@@ -179,6 +179,15 @@ def test_bias_is_logged_at_each_evaluation(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(logged.values["eval/mean_reward"]) == 2
 
 
+def test_evaluations_by_chance_change_nothing() -> None:
+    """Actions that are drawn come from the same generator as those of the run."""
+    plain = small("Pendulum-v1").learn(60)
+    watched = small("Pendulum-v1")
+    env = vec_env(gym.make("Pendulum-v1", max_episode_steps=5))
+    watched.learn(60, callback=QBiasEvalCallback(env, n_eval_episodes=1, eval_freq=10, deterministic=False))
+    assert all(th.equal(weight, weights(plain)[name]) for name, weight in weights(watched).items())
+
+
 @pytest.mark.parametrize("kwargs", [dict(every=0), dict(batch_size=0)])
 def test_bad_arguments(kwargs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"=0: it must be at least 1\."):
