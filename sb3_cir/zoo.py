@@ -78,27 +78,33 @@ class _Played:
 
     :param algo: RL Zoo's name of the algorithm
     :param utils: RL Zoo's ``utils``, which has this object in the algorithm's place until the model is loaded
+    :param publishes: Whether the program is ``push_to_hub``
     """
 
-    def __init__(self, algo: str, utils: ModuleType):
+    def __init__(self, algo: str, utils: ModuleType, publishes: bool):
         self.algo = algo
         self.utils = utils
+        self.publishes = publishes
 
-    def load(self, path: str, **kwargs: Any) -> "_Published":
+    def load(self, path: str, **kwargs: Any) -> "BaseAlgorithm | _Published":
         self.utils.ALGOS[self.algo] = ALGOS[self.algo]
         model: BaseAlgorithm = ALGOS[self.algo].load(path, **{"buffer_size": 1, **kwargs})
-        return _Published(model, path)
+        return _Published(model, path) if self.publishes else model
 
 
 def _to_be_played(get_model_path: Method, utils: ModuleType) -> Method:
-    """RL Zoo's programs that load a model ask for its path first, and the one that trains does not."""
+    """
+    RL Zoo's programs that load a model ask for its path first, and the one that trains does not. Others who ask go on to
+    train, or have no use for a stand-in.
+    """
 
     def amended(exp_id: int, folder: str, algo: str, env_name: Any, *args: Any, **kwargs: Any) -> Any:
         found = get_model_path(exp_id, folder, algo, env_name, *args, **kwargs)
-        if algo in ALGOS:
-            utils.ALGOS[algo] = _Played(algo, utils)
-            program = vars(sys.modules["__main__"])
-            if "save_model_card" in program:  # push_to_hub
+        program = sys._getframe(1).f_globals
+        if algo in ALGOS and getattr(program.get("__spec__"), "name", "").startswith("rl_zoo3."):
+            publishes = "save_model_card" in program
+            utils.ALGOS[algo] = _Played(algo, utils, publishes)
+            if publishes:
                 card = hub.with_our_part(program["save_model_card"], algo, env_name.gym_id, Path(found[1]))
                 program["save_model_card"] = card
         return found

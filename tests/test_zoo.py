@@ -8,9 +8,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import gymnasium as gym
 import optuna
 import pytest
 import yaml
+from rl_zoo3 import utils
+from small import small
 
 from sb3_cir import CIR, zoo
 from sb3_cir.tasks import TASKS
@@ -128,6 +131,19 @@ def test_wheel(tmp_path: Path) -> None:
 
     run(*pip, "uninstall", "--yes", "sb3-cir", cwd=tmp_path)
     assert {path for path in site_packages.iterdir() if path.name != "__pycache__"} == before
+
+
+def test_scripts_that_ask_for_a_models_path(tmp_path: Path) -> None:
+    """RL Zoo's programs get a model to play with. Whoever else asks may train it on and save it."""
+    zoo.register()
+    place = tmp_path / "cir" / "Pendulum-v1_1"
+    place.mkdir(parents=True)
+    small("Pendulum-v1").learn(30).save(place / "Pendulum-v1")
+    _, path, _ = utils.get_model_path(1, str(tmp_path), "cir", utils.EnvironmentName("Pendulum-v1"))
+    assert utils.ALGOS["cir"] is CIR
+    model = utils.ALGOS["cir"].load(path, env=gym.make("Pendulum-v1"), device="cpu")
+    model.learn(20, reset_num_timesteps=False).save(tmp_path / "more")
+    assert CIR.load(tmp_path / "more", device="cpu").num_timesteps == 50
 
 
 def test_yaml_has_the_papers_tasks_and_budgets() -> None:
