@@ -119,6 +119,14 @@ def _maker(spec: EnvSpec, without: str = "") -> EnvMaker:
     return functools.partial(gym.make, dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=()))
 
 
+def _is_as_registered(spec: EnvSpec) -> bool:
+    """Whether an environment's returns can be compared with others': other arguments may change rewards and lengths."""
+    registered = gym.spec(spec.id)
+    names = (spec.kwargs.keys() | registered.kwargs.keys()) - {"render_mode", "domain"}
+    same = all(spec.kwargs.get(name) == registered.kwargs.get(name) for name in names)
+    return same and spec.max_episode_steps == registered.max_episode_steps
+
+
 class OffDynamicsCallback(BaseCallback):
     """
     Steps the target domain while the model learns, and evaluates in both domains.
@@ -255,7 +263,7 @@ class OffDynamicsCallback(BaseCallback):
             self._steps_owed -= self.target_freq
             self._step_target()
         if self.num_timesteps >= self._next_eval:
-            self._next_eval += self.eval_freq
+            self._next_eval = (self.num_timesteps // self.eval_freq + 1) * self.eval_freq
             self._evaluate()
         return True
 
@@ -318,7 +326,7 @@ class OffDynamicsCallback(BaseCallback):
             assert isinstance(mean, float)
             results[f"{name}_return"] = mean
         spec = self._eval_envs["target"].get_attr("spec")[0]
-        if spec is not None and has_reference_score(spec.id):
+        if spec is not None and has_reference_score(spec.id) and _is_as_registered(spec):
             results["target_score"] = normalized_score(spec.id, results["target_return"])
         self.evaluations.append({"timesteps": self.num_timesteps, **results})
         if self.verbose:

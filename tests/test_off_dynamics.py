@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -245,6 +246,14 @@ def test_vec_normalize() -> None:
         (dict(algorithm=DARC, n_steps=2), "n_steps=2: DARC compares the domains step by step"),
         (dict(algorithm=PAR, replay_buffer_kwargs=dict(n_steps=2, gamma=0.9)), "n_steps=2: PAR compares"),
         (dict(algorithm=PAR, env_kwargs=dict(as_dict=True)), "PAR takes vectors only"),
+        (dict(algorithm=DARC, classifier_freq=0), "classifier_freq=0: it must be a number of at least 1"),
+        (dict(algorithm=DARC, classifier_noise=-1.0), r"classifier_noise=-1\.0: it must be a number of at least 0"),
+        (dict(algorithm=DARC, classifier_arch=[8, 0]), "classifier_arch=0: it must be a number of at least 1"),
+        (dict(algorithm=DARC, classifier_arch=64), "classifier_arch is 64, list"),
+        (dict(algorithm=DARC, correction_coef=math.nan), "correction_coef=nan: it must be a number of at least 0"),
+        (dict(algorithm=PAR, encoder_freq=0), "encoder_freq=0: it must be a number of at least 1"),
+        (dict(algorithm=PAR, encoder_width=0), "encoder_width=0: it must be a number of at least 1"),
+        (dict(replay_buffer_kwargs=dict(n_steps=2)), r"must be given the model's discount too"),
         (dict(env_kwargs=dict(as_dict=True), replay_buffer_kwargs=dict(n_steps=2)), "not supported with Dict observations"),
     ],
 )
@@ -431,6 +440,24 @@ def test_odrl_task_needs_nothing_but_the_callback(tmp_path: Path) -> None:
             assert float(row[f"eval/{name}"]) == evaluation[name]
         score = normalized_score("odrl/ant-friction-0.5-v0", evaluation["target_return"])
         assert evaluation["target_score"] == score
+
+
+def test_no_score_where_the_task_is_another() -> None:
+    """The reference scores are of the task's own rewards and episodes."""
+    pytest.importorskip("mujoco", reason="needs MuJoCo (the odrl extra)")
+    for name, value in (("healthy_reward", 5.0), ("max_episode_steps", 20)):
+        env = gym.make("odrl/hopper-gravity-0.5-v0", domain="source", **{name: value})
+        callback = OffDynamicsCallback(eval_freq=30, n_eval_episodes=1)
+        CIR("MlpPolicy", env, replay_buffer_class=TwoDomainReplayBuffer, **tiny()).learn(30, callback=callback)
+        assert callback.evaluations[0].keys() == {"timesteps", "source_return", "target_return"}
+
+
+def test_evaluations_of_several_environments() -> None:
+    """They are due at multiples of eval_freq, however many steps are made at once."""
+    makers = (functools.partial(Drift, domain) for domain in (TARGET, SOURCE))
+    callback = OffDynamicsCallback(*makers, target_freq=4, eval_freq=6, n_eval_episodes=1)
+    learn(steps=40, n_envs=4, callback=callback)
+    assert [row["timesteps"] for row in callback.evaluations] == [8, 12, 20, 24, 32, 36]
 
 
 def test_domains_made_by_default_have_the_sources_arguments() -> None:

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, check_least, require_single_transitions
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
 
@@ -97,6 +97,8 @@ class DARC(TwoDomainSAC):
         odrl_softmax: bool = False,
         **kwargs: Any,
     ):
+        check_least(correction_coef=(correction_coef, 0), correction_starts=(correction_starts, 0))
+        check_least(classifier_freq=(classifier_freq, 1), classifier_noise=(classifier_noise, 0))
         self.correction_coef = correction_coef
         self.correction_starts = correction_starts
         self.classifier_freq = classifier_freq
@@ -108,6 +110,8 @@ class DARC(TwoDomainSAC):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+        for width in self.classifier_arch:
+            check_least(classifier_arch=(width, 1))
         require_single_transitions(self)
         obs_dim, action_dim = get_flattened_obs_dim(self.observation_space), get_action_dim(self.action_space)
         self.classifiers = DomainClassifiers(obs_dim, action_dim, self.classifier_arch).to(self.device)

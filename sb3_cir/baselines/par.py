@@ -10,7 +10,7 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_cir.baselines.sale import DynamicsEncoder
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, check_least, require_single_transitions
 from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 
@@ -35,6 +35,7 @@ class PAR(TwoDomainSAC):
     def __init__(
         self, *args: Any, penalty_coef: float = 0.1, encoder_freq: int = 200, encoder_width: int = 256, **kwargs: Any
     ):
+        check_least(penalty_coef=(penalty_coef, 0), encoder_freq=(encoder_freq, 1), encoder_width=(encoder_width, 1))
         self.penalty_coef = penalty_coef
         self.encoder_freq = encoder_freq
         self.encoder_width = encoder_width
