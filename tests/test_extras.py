@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sb3_cir import extras
+from sb3_cir import envs, extras
+from sb3_cir.envs import dm_control
 
 ROOT = Path(__file__).parent.parent
 
@@ -78,3 +79,17 @@ except RuntimeError as error:
     )
     assert f"MuJoCo can open no renderer (MUJOCO_GL is {backend})" in done.stdout
     assert "MUJOCO_GL=egl" in done.stdout
+
+
+def test_dm_control_says_what_is_wrong_with_a_picture() -> None:
+    pytest.importorskip("dm_control", reason="needs the extra dmc")
+    with pytest.raises(ValueError, match=r"render_mode='ascii' must be None or one of \["):
+        envs.make("dm_control/cartpole-balance-v0", render_mode="ascii")
+    env = envs.make("dm_control/cartpole-balance-v0", render_mode="rgb_array")
+
+    def refuses() -> None:
+        raise ValueError("Image width 1280 > framebuffer width 640.")
+
+    with pytest.raises(ValueError, match="Image width 1280"):
+        dm_control._rendering(refuses)()
+    env.close()

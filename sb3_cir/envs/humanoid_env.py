@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import logger
 from humanoid_bench.env import HumanoidEnv as UpstreamEnv
@@ -23,7 +24,11 @@ class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]
             raise ValueError(f"render_mode={render_mode!r} must be None or one of {self.metadata['render_modes']}")
         # Told of a mode, upstream opens a renderer at once; and SB3 asks for "rgb_array" wherever it makes environments.
         super().__init__(render_mode=None, **kwargs)
+        # Upstream tells it no more than the metadata, which makes no copy.
+        gym.utils.EzPickle.__init__(self, render_mode, **kwargs)
         self.render_mode = render_mode
+        if kwargs.get("task", "").startswith("highbar"):
+            self.randomness = 0  # Upstream sets it in its first reset, after the robot was moved.
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
@@ -54,7 +59,7 @@ class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]
         try:
             viewer = self.mujoco_renderer._get_viewer(self.render_mode)
         except Exception as error:  # every backend fails in a way of its own
-            raise RuntimeError(no_renderer()) from error
+            raise RuntimeError(f"{no_renderer()} ({type(error).__name__}: {error})") from error
         goal = getattr(self.task.unwrapped, "goal", None)
         if goal is not None:
             viewer.add_marker(pos=goal, size=np.full(3, 0.05), rgba=np.array([0.8, 0.3, 0.3, 1.0]))
