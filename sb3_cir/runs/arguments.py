@@ -8,7 +8,7 @@ import re
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -124,13 +124,15 @@ def refuse(model: OffPolicyAlgorithm) -> None:
         raise ValueError(fault)
 
 
-def _faults(kind: type, given: Mapping[str, Any]) -> Iterator[str]:
-    declared = _declared(kind)
+def _faults(algorithm: type, given: Mapping[str, Any]) -> Iterator[str]:
+    declared = _declared(algorithm)
     for name, value in given.items():
         if name in UNLIMITED and value is None:
             continue
-        if name in declared and value is not declared[name][1] and not _fits(value, declared[name][0]):
-            yield f"{name} is {short(value)}, {_words(declared[name][0])} was expected."
+        kind, default = declared.get(name, (Any, None))
+        is_default = value is default or (isinstance(value, Hashable) and value == default)  # no array, which has no answer
+        if not is_default and not _fits(value, kind):
+            yield f"{name} is {short(value)}, {_words(kind)} was expected."
         number = value[0] if isinstance(value, tuple) and value else value
         number = number.item() if isinstance(number, np.generic) else number
         if isinstance(number, (int, float)):
