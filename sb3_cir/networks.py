@@ -6,7 +6,7 @@ batched matrix product serves all critics at once.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch as th
 from torch import nn
@@ -209,5 +209,30 @@ class UShapeCritic(UShape):
         :param x: ``(batch, in_features)``.
         :return: Q-values, ``(n_critics, batch, 1)``.
         """
-        q_values: th.Tensor = self.head(super().forward(x))
-        return q_values
+        return in_float32(self.head, super().forward(x))
+
+
+def in_float32(head: nn.Module, x: th.Tensor) -> th.Tensor:
+    """
+    What a critic's last layer makes of the others' output, in float32 whatever autocast makes of those: bfloat16 has 8 bits,
+    so that Q-values around 100 would be multiples of 0.5.
+
+    :param head: The last layer
+    :param x: Its input, of any precision
+    :return: Its output, float32
+    """
+    with th.autocast(x.device.type, enabled=False):
+        output: th.Tensor = head(x.float())
+    return output
+
+
+def ends_in_float32(network: Iterable[nn.Module], x: th.Tensor) -> th.Tensor:
+    """
+    :param network: Layers, one after the other
+    :param x: Input of the first
+    :return: Output of the last, by :func:`in_float32`
+    """
+    *body, head = network
+    for layer in body:
+        x = layer(x)
+    return in_float32(head, x)

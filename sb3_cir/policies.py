@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import CRITICS, choose
-from sb3_cir.networks import UShape, UShapeCritic, check_widths
+from sb3_cir.networks import UShape, UShapeCritic, check_widths, ends_in_float32
 
 
 class ConcatCritic(ContinuousCritic):
@@ -32,6 +32,14 @@ class ConcatCritic(ContinuousCritic):
         with th.set_grad_enabled(th.is_grad_enabled() and not self.share_features_extractor):
             features = self.extract_features(obs, self.features_extractor)
         return th.cat([features, actions], dim=1)
+
+
+class SequentialCritic(ConcatCritic):
+    """SB3's critics, whose last layers are float32's (:func:`~sb3_cir.networks.ends_in_float32`)."""
+
+    def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
+        x = self.network_input(obs, actions)
+        return tuple(ends_in_float32(network, x) for network in self.q_networks)  # type: ignore[arg-type]
 
 
 class CIRCritic(ConcatCritic):
@@ -250,6 +258,9 @@ class SMRPolicy(SACPolicy):
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         return CIRActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)
+
+    def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
+        return SequentialCritic(**self._update_features_extractor(self.critic_kwargs, features_extractor)).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {

@@ -17,10 +17,13 @@ from small import changed, small, weights
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_wrapped import same
+from torch import nn
 
 from sb3_cir import CIR, update
+from sb3_cir.baselines import BROFast, SACTanh, SimBa
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.runs import parameters
+from sb3_cir.smr import SMR
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile on a CPU needs a C++ compiler"
@@ -251,6 +254,41 @@ def test_bfloat16() -> None:
     model.train(gradient_steps=1, batch_size=16)
     assert changed(before, model) == set(before)
     assert {parameter.dtype for parameter in model.policy.parameters()} == {th.float32}
+
+
+def last_layers(model: SMR) -> list[nn.Module]:
+    """Of all critics."""
+    stacked = getattr(model.critic, "q_network", None)
+    if stacked is None:
+        return [network[-1] for network in model.critic.q_networks]
+    return [stacked.head if hasattr(stacked, "head") else stacked[-1]]
+
+
+@pytest.mark.parametrize("model_class", [CIR, SMR, SACTanh, SimBa, BROFast])
+def test_large_q_values_in_bfloat16(model_class: type[SMR]) -> None:
+    """It has 8 bits: around 150 its neighbours are 149 and 151."""
+    model = small("Pendulum-v1", model_class=model_class, precision="bfloat16")
+    with th.no_grad():
+        for layer in last_layers(model):
+            layer.bias.add_(150)
+        obs, actions = th.randn(256, 3), th.rand(256, 1)
+        rounded, exact = model._q_values(model.critic, obs, actions), th.cat(model.critic(obs, actions), dim=1)
+    assert exact.mean() > 140
+    assert 1e-5 < (rounded - exact).abs().max() < 0.05
+    assert len(rounded.unique()) > 200
+
+
+@needs_compiler
+def test_large_q_values_in_bfloat16_compiled() -> None:
+    model = small("Pendulum-v1", precision="bfloat16", compile=True, learning_starts=1000).learn(30)
+    with th.no_grad():
+        for layer in last_layers(model):
+            layer.bias.add_(150)
+    batch = model.replay_buffer.sample(256)
+    model._losses.compiling = True
+    _, kept = model._losses.minimise(model.critic.optimizer, model._critic_loss, batch, th.tensor(0.1), th.randn(256, 1))
+    assert model._losses.compiling
+    assert len(kept.unique()) > 50  # of 30 transitions, by two critics
 
 
 @pytest.mark.parametrize("kernel", ["foreach", "differentiable"])

@@ -24,6 +24,7 @@ from torch.optim.optimizer import ParamsT
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import common_width
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
+from sb3_cir.networks import ends_in_float32
 from sb3_cir.policies import ConcatCritic, FusedAdam, check_activation, check_fixed_arguments, check_n_critics
 from sb3_cir.smr import SMR
 from sb3_cir.update import fast_products, frozen, minimise
@@ -171,7 +172,7 @@ class BROCritic(ConcatCritic):
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         x = self.network_input(obs, actions)
-        return tuple(self.q_network(x.expand(self.n_critics, *x.shape)))
+        return tuple(ends_in_float32(self.q_network, x.expand(self.n_critics, *x.shape)))
 
 
 class BROPolicy(SACPolicy):

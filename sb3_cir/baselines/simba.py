@@ -23,7 +23,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import common_width
-from sb3_cir.policies import CIRActor, ForImages, check_activation, check_n_critics
+from sb3_cir.policies import CIRActor, ForImages, SequentialCritic, check_activation, check_n_critics
 from sb3_cir.smr import SMR
 
 # The bounds that the original squeezes the actor's log_std into.
@@ -211,7 +211,7 @@ class SimbaActor(CIRActor):
         return self.mu(latent), log_std, {}
 
 
-class SimbaCritic(ContinuousCritic):
+class SimbaCritic(SequentialCritic):
     """
     SimBa's Q-functions; called, it returns one ``(batch, 1)`` tensor for each, like any SB3 critic.
 
