@@ -12,6 +12,7 @@ of the alphabet. The columns of the first layer are put into the order of the en
 """
 
 import argparse
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         made = model(read(options.weights), options.env, buffer_size=1, device="cpu")
+        # For whoever goes on to learn
+        made.buffer_size = inspect.signature(CIR).parameters["buffer_size"].default
         made.save(options.output)
     except (OSError, ValueError, gym.error.Error) as error:
         raise SystemExit(f"error: {error}") from error

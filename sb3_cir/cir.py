@@ -9,7 +9,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_cir.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+from sb3_cir.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, is_number
 from sb3_cir.smr import SMR
 
 
@@ -80,7 +80,7 @@ class CIR(SMR):
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
     ):
-        if not 0 <= convex_coef <= 1:
+        if not (is_number(convex_coef) and 0 <= convex_coef <= 1):
             raise ValueError(f"convex_coef={convex_coef}: it must lie in [0, 1] (paper: 0.3).")
         self.convex_coef = convex_coef
         super().__init__(

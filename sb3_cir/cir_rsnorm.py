@@ -73,6 +73,4 @@ class CIRRSNorm(ObservesWhileActing, HorizonDefaults, CIR):
             vectors = not isinstance(self.observation_space, spaces.Dict)
             possible = vectors and self.replay_buffer_class is None and not self.optimize_memory_usage
             self.n_steps = 3 if possible else 1
-        # SB3 writes n_steps and gamma into it, which may be the caller's.
-        self.replay_buffer_kwargs = dict(self.replay_buffer_kwargs)
         super()._setup_model()

@@ -307,7 +307,7 @@ class CIRPolicy(SMRPolicy):
                 f"net_arch['qf']={net_arch} has unequal widths: CIR's skip connections add the critic's layers to each other. "
                 f"Write policy_kwargs=dict(net_arch=dict(pi={net_arch}, qf={[max(net_arch)] * len(net_arch)}))."
             )
-        if not critic_weight_decay >= 0:
+        if not (is_number(critic_weight_decay) and critic_weight_decay >= 0):
             raise ValueError(f"critic_weight_decay={critic_weight_decay}: it must not be negative.")
         if isinstance(critic_network, str):
             choose(CRITICS, "critic_network", critic_network)
@@ -407,7 +407,8 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
     :param policy_kwargs: A policy's arguments
     :raises ValueError: If ``n_critics`` is among them and below 1.
     """
-    if policy_kwargs.get("n_critics", 1) < 1:
+    n_critics = policy_kwargs.get("n_critics", 1)
+    if not (is_number(n_critics, whole=True) and n_critics >= 1):
         raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
 
 
@@ -420,6 +421,25 @@ def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> 
     activation = policy_kwargs.get("activation_fn", nn.ReLU)
     if activation is not nn.ReLU:
         raise ValueError(f"activation_fn={activation.__name__}: {policy.__name__} takes none, the method fixes it.")
+
+
+def is_number(value: Any, whole: bool = False) -> bool:
+    """
+    :param value: What was given for an argument
+    :param whole: Whether 1.5 will not do
+    :return: Whether it is a number, of Python's or of NumPy's, and finite
+    """
+    return isinstance(value, (int, float, np.number)) and math.isfinite(value) and not (whole and int(value) != value)
+
+
+def check_least(**given: tuple[Any, float]) -> None:
+    """
+    :param given: Arguments of a constructor by name, each with the least that it may be
+    :raises ValueError: If one is less, not finite or no number.
+    """
+    for name, (value, least) in given.items():
+        if not (is_number(value) and least <= value < math.inf):
+            raise ValueError(f"{name}={value}: it must be a number of at least {least}.")
 
 
 def check_fixed_arguments(kind: Any, given: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.diagnostics import q_gain, unchanged_randomness
-from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy, check_action_space
+from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy, check_action_space, is_number
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
 
@@ -75,7 +75,7 @@ class SMR(Resumable, SAC):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ):
-        if int(sample_reuse) != sample_reuse or sample_reuse < 1:
+        if not (is_number(sample_reuse, whole=True) and sample_reuse >= 1):
             raise ValueError(f"sample_reuse={sample_reuse}: it must be a whole number of at least 1 (paper: 2).")
         if compile not in (True, False, "auto"):
             raise ValueError(f"compile={compile!r}: it must be True, False or 'auto'.")
@@ -343,7 +343,8 @@ class SMR(Resumable, SAC):
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
         total_timesteps, callback = super()._setup_learn(*args, **kwargs)
-        self._losses.compiling = self._worth_compiling(total_timesteps) if self.compile == "auto" else bool(self.compile)
+        asked = self._worth_compiling(total_timesteps) if self.compile == "auto" else bool(self.compile)
+        self._losses.compiling = asked and not self._losses.failed
         return total_timesteps, callback
 
     def _excluded_save_params(self) -> list[str]:

@@ -88,6 +88,7 @@ class Losses:
 
     def __init__(self, device_type: str, verbose: int = 0):
         self.compiling = False
+        self.failed = False  # once is enough for a run, and for those that follow
         self.verbose = verbose
         self.mode = "reduce-overhead" if device_type == "cuda" else None
         self._compiled: dict[str, Callable[..., tuple[th.Tensor, th.Tensor]]] = {}
@@ -111,7 +112,7 @@ class Losses:
 
         :param reason: Why
         """
-        self.compiling = False
+        self.compiling, self.failed = False, True
         _warn(f"The update could not be compiled and runs without ({reason}).")
 
     def refuse_hooks(self, optimizers: Iterable[th.optim.Optimizer]) -> None:

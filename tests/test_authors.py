@@ -37,6 +37,7 @@ def test_a_file_becomes_a_model_that_acts_as_they_do(tmp_path: Path, capsys: pyt
     np.testing.assert_allclose(model.predict(obs, deterministic=True)[0], 2 * th.tanh(mean), atol=1e-6)
     np.testing.assert_allclose(ours[1], log_std.clamp(-20, 2), atol=1e-6)
     assert model.num_timesteps == 0
+    assert model.buffer_size == 1_000_000  # to learn on with
 
 
 def test_the_order_of_observations() -> None:

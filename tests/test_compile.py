@@ -94,7 +94,7 @@ def test_falls_back_with_one_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = weights(model)
-        model.learn(30)
+        model.learn(30).learn(30)
     messages = [str(each.message) for each in caught if "could not be compiled" in str(each.message)]
     assert len(messages) == 1
     assert changed(before, model) == set(before)

@@ -28,6 +28,7 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir import CIR
+from sb3_cir.baselines import FlashSAC, SimbaV2
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
@@ -127,6 +128,27 @@ def test_set_parameters() -> None:
     assert changed(weights(model), other)
     other.set_parameters(model.get_parameters())
     assert not changed(weights(model), other)
+
+
+def test_set_parameters_leaves_the_optimisers_settings() -> None:
+    """The variant with weight decay stays one. The rate is part of what is gone on with."""
+    model = small("Pendulum-v1", learning_rate=1e-5).learn(30)
+    other = small("Pendulum-v1", policy_kwargs=dict(critic_weight_decay=0.01))
+    other.set_parameters(model.get_parameters())
+    (group,) = other.critic.optimizer.param_groups
+    assert (group["weight_decay"], group["decoupled_weight_decay"], group["lr"]) == (0.01, True, 1e-5)
+    assert len(other.critic.optimizer.state) == len(group["params"])
+
+
+@pytest.mark.parametrize("model_class", [SimbaV2, FlashSAC])
+def test_set_parameters_of_more_environments(model_class: type) -> None:
+    """What is of each environment begins anew, as from a file."""
+    model = small(make_vec_env("Pendulum-v1", n_envs=3), model_class=model_class).learn(60)
+    other = small("Pendulum-v1", model_class=model_class)
+    other.set_parameters(model.get_parameters())
+    assert not changed(weights(model), other)
+    assert other.return_scale.returns.shape == (1,)
+    assert other.learn(30).num_timesteps == 30
 
 
 @pytest.mark.parametrize("sb3s_format", [False, True])

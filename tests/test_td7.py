@@ -404,6 +404,16 @@ def test_refused() -> None:
         build(optimize_memory_usage=True, replay_buffer_kwargs=dict(handle_timeout_termination=False))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [dict(policy_delay=0), dict(priority_exponent=-1.0), dict(exploration_noise=-0.1), dict(max_eps_when_checkpointing=0)],
+)
+def test_numbers_that_cannot_be(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"^{name}={given[name]}: it must be a number of at least"):
+        build(**given)
+
+
 @pytest.mark.parametrize("given", [dict(train_freq=4), dict(tau=0.01)])
 def test_what_the_method_fixes_is_refused(given: dict[str, Any]) -> None:
     ((name, value),) = given.items()

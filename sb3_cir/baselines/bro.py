@@ -482,11 +482,11 @@ class BRO(SMR):
         :param batch: Sampled transitions
         :param ent_coef: α
         :param noise: For the next actions, see :meth:`_draw_noise`
-        :return: :func:`quantile_huber_loss`, and the mean Q-value
+        :return: :func:`quantile_huber_loss`, and the Q-values, ``(batch, n_critics)``, detached
         """
         target = self._target(batch, ent_coef, noise)
         quantiles = self._quantiles(self._q_values(self.critic, batch.observations, batch.actions))
-        return quantile_huber_loss(quantiles, target), quantiles.detach().mean()
+        return quantile_huber_loss(quantiles, target), quantiles.detach().mean(dim=2)
 
     def _next_value(self, q_values: th.Tensor) -> th.Tensor:
         """:return: The mean over critics of each quantile, ``(batch, n_quantiles)``"""

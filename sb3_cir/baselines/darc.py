@@ -10,8 +10,9 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, check_least, require_single_transitions
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.policies import check_least
 
 
 class DomainClassifiers(nn.Module):

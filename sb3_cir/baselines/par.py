@@ -10,9 +10,10 @@ from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_cir.baselines.sale import DynamicsEncoder
-from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, check_least, require_single_transitions
+from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.policies import check_least
 
 
 class PAR(TwoDomainSAC):

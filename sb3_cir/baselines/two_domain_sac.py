@@ -16,10 +16,6 @@ otherwise:
 What differs in the environments is in :mod:`sb3_cir.envs.odrl`.
 """
 
-import math
-from typing import Any
-
-import numpy as np
 from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -69,16 +65,6 @@ class TwoDomainSAC(Resumable, SAC):
         :return: What SAC learns from in one gradient step
         """
         return join(*pair.sample_both(batch_size, env))
-
-
-def check_least(**given: tuple[Any, float]) -> None:
-    """
-    :param given: Arguments of a constructor by name, each with the least that it may be
-    :raises ValueError: If one is less, not finite or no number.
-    """
-    for name, (value, least) in given.items():
-        if not (isinstance(value, (int, float, np.number)) and least <= value < math.inf):
-            raise ValueError(f"{name}={value}: it must be a number of at least {least}.")
 
 
 def require_single_transitions(model: SAC) -> None:

@@ -165,6 +165,8 @@ class Resumable(OffPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         arguments.refuse(self)
+        # SB3 writes n_steps and gamma into it, which may be the caller's.
+        self.replay_buffer_kwargs = dict(self.replay_buffer_kwargs)
         super()._setup_model()
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
@@ -256,7 +258,8 @@ class Resumable(OffPolicyAlgorithm):
         device: th.device | str = "auto",
     ) -> None:
         """
-        As SB3's, from a model that was saved in either format too.
+        As SB3's, from a model that was saved in either format too. Optimisers keep their own settings, such as weight decay;
+        the learning rate is the other's.
 
         :param load_path_or_dict: The file, or what ``get_parameters()`` gave
         :param exact_match: Whether all of the model's networks and optimisers must be there. Otherwise what is there is set.
@@ -266,7 +269,9 @@ class Resumable(OffPolicyAlgorithm):
         if not isinstance(load_path_or_dict, dict):
             archive.put_parameters(self, load_path_or_dict, exact_match)
             return
-        super().set_parameters(load_path_or_dict, exact_match, device)
+        settings = parameters.settings(self)
+        super().set_parameters(parameters.for_its_environments(self, load_path_or_dict), exact_match, device)
+        parameters.put_settings(self, settings)
 
     def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
         """

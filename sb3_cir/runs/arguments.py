@@ -133,6 +133,8 @@ def _faults(algorithm: type, given: Mapping[str, Any]) -> Iterator[str]:
         is_default = value is default or (isinstance(value, Hashable) and value == default)  # no array, which has no answer
         if not is_default and not _fits(value, kind):
             yield f"{name} is {short(value)}, {_words(kind)} was expected."
+        if name == "ent_coef" and isinstance(value, str) and not _is_ent_coef(value):
+            yield f"{name} is {short(value)}, it must be 'auto', 'auto_0.1' with any first value above 0, or a number."
         number = value[0] if isinstance(value, tuple) and value else value
         number = number.item() if isinstance(number, np.generic) else number
         if isinstance(number, (int, float)):
@@ -140,6 +142,14 @@ def _faults(algorithm: type, given: Mapping[str, Any]) -> Iterator[str]:
             if not least <= number <= most:
                 allowed = "a number" if math.isnan(number) else f"from {least} to {most}"
                 yield f"{name} is {short(value)}, it must be {allowed}."
+
+
+def _is_ent_coef(text: str) -> bool:
+    number = text.removeprefix("auto_")
+    try:
+        return text == "auto" or (0 < float(number) < math.inf) or (number == text and float(number) == 0)
+    except ValueError:
+        return False
 
 
 def _alternatives(declared: Any) -> tuple[Any, ...]:

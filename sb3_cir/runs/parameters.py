@@ -81,6 +81,40 @@ def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
     }
 
 
+def settings(model: BaseAlgorithm) -> list[dict[str, Any]]:
+    """
+    :param model: A model
+    :return: What its optimisers were made with, of each group of parameters, but for the learning rate
+    """
+    groups = (group for each in optimizers(model).values() for group in each.param_groups)
+    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in groups]
+
+
+def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
+    """
+    :param model: A model whose optimisers have got the state of others, and with it their settings
+    :param settings: Its own
+    """
+    groups = (group for each in optimizers(model).values() for group in each.param_groups)
+    for group, own in zip(groups, settings, strict=True):
+        group.update(own)
+
+
+def for_its_environments(model: BaseAlgorithm, given: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param model: A model
+    :param given: What another's ``get_parameters()`` gave
+    :return: The same, with the model's own where an array is of more or fewer environments
+    """
+    fitting = dict(given)
+    for name in getattr(model, "per_environment", ()):
+        module, key = name.split("/")
+        own = getattr(model, module).state_dict()[key]
+        if module in given and key in given[module] and given[module][key].shape != own.shape:
+            fitting[module] = {**fitting[module], key: own}
+    return fitting
+
+
 def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
     """What is there from the start, in its place."""
     tensors = {
