@@ -7,7 +7,10 @@ import json
 import math
 import os
 import pickle
+import struct
+import tracemalloc
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +257,45 @@ def test_values_that_no_constructor_allows(tmp_path: Path, name: str, value: Any
     altered = manifest(path, lambda said: said["arguments"][name].update(value=value))
     with pytest.raises(ValueError, match=rf"altered\.zip.*{message}"):
         CIR.load(altered, device="cpu", trusted=False)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_hides_its_size(kind: int) -> None:
+    """It says that it has 1,000 bytes, with their checksum, and holds 100 MiB: no more than it says is ever unpacked."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", kind) as archive:
+        archive.writestr("manifest.json", bytes(100 * 2**20))
+    content = bytearray(packed.getvalue())
+    entry = content.rfind(b"PK\x01\x02")
+    struct.pack_into("<I", content, entry + 16, zlib.crc32(bytes(1000)))
+    struct.pack_into("<I", content, entry + 24, 1000)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(files.DamagedError):
+            assert files.unpack_archive(bytes(content), "x.zip") == {"manifest.json": bytes(1000)}
+        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_two_processes_that_write_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a part of its own, so that one of the two is there whole."""
+    with files._part_of(tmp_path / "model.zip") as ours:
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        with files._part_of(tmp_path / "model.zip") as theirs:
+            assert ours != theirs
+            theirs.write_text("theirs")
+        ours.write_text("ours")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """As with SB3, what it leads to is written."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "model.zip").symlink_to(tmp_path / "there" / "real.zip")
+    small("Pendulum-v1").save(tmp_path / "model")
+    assert (tmp_path / "model.zip").is_symlink()
+    assert CIR.load(tmp_path / "there" / "real", device="cpu").num_timesteps == 0
 
 
 def test_networks_are_compared_before_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

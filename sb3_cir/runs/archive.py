@@ -123,7 +123,7 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
         SYSTEM: get_system_info(print_info=False)[1],
     }
     if isinstance(path, (str, pathlib.Path)):
-        files.write_whole(_place(Path(path)), files.pack_archive(members).getbuffer())
+        files.write_whole(_place(Path(path)).resolve(), files.pack_archive(members).getbuffer())
     else:
         files.pack_archive(members, open_path(path, "w"))
 

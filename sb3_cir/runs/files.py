@@ -25,7 +25,7 @@ import safetensors.numpy
 CHECKPOINT = re.compile(r"step_(\d{1,18})\.zip")
 ROWS_FOLDER = "transitions"
 ROWS = re.compile(r"[a-z_]+_\d{1,18}_[0-9a-f]{12}\.safetensors")
-PART = re.compile(r"\.(step_\d+\.zip|[a-z_]+_\d+_[0-9a-f]{12}\.safetensors)\.part")
+PART = re.compile(r"\.(step_\d+\.zip|[a-z_]+_\d+_[0-9a-f]{12}\.safetensors)(\.\d+)?\.part")
 NOTE = "sb3_cir"
 JSON_BYTES = 256 * 2**20  # Pickles of images can be long.
 JSON_VALUES = 500_000  # More than any run has to say; parsed, each takes up to a hundred bytes.
@@ -70,7 +70,7 @@ def write_whole(path: Path, content: bytes | memoryview) -> None:
 @contextlib.contextmanager
 def _part_of(path: Path) -> Iterator[Path]:
     """A file beside another, which takes its place once it is written, or is gone where it cannot be."""
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")  # its own, where two processes write one file
     try:
         yield part
         part.replace(path)
@@ -270,9 +270,17 @@ def unpack_archive(content: bytes, what: str) -> dict[str, bytes]:
                 raise ValueError("a name stands in it twice")
             if sum(member.file_size for member in members) > 8 * len(content) + 2**20:
                 raise ValueError("it says that it is far larger than it is")
-            return {member.filename: archive.read(member) for member in members}
+            if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+                raise ValueError("it is compressed in a way that hides its size")
+            return {member.filename: _read_member(archive, member) for member in members}
     except Exception as error:  # A damaged zip can fail in any way, an encrypted one asks for a password.
         raise DamagedError(f"{what}: this is no archive that can be read ({_first_line(error)}).") from error
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """What it says that it has, and no more: ``archive.read()`` unpacks all that there is and looks at the size afterwards."""
+    with archive.open(member) as file:
+        return file.read(max(member.file_size, 1))
 
 
 def require(members: Mapping[str, bytes], names: Iterable[str], what: str) -> None:
