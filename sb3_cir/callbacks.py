@@ -22,7 +22,7 @@ from torch import nn
 from sb3_cir.runs import checkpoint, rows, state
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.runs.files import FULL, checkpoints
-from sb3_cir.runs.watch import first_non_finite
+from sb3_cir.runs.watch import FailedEnvError, first_non_finite
 
 try:
     import fcntl
@@ -62,7 +62,7 @@ class Checkpoint(BaseCallback):
     ):
         super().__init__(verbose)
         for name, value in (("every", every), ("keep", keep)):
-            if value < 1:
+            if not (isinstance(value, (int, float, np.number)) and value >= 1):
                 raise ValueError(f"{name}={value}: it must be at least 1.")
         self.every = every
         # Whoever changes the working directory later on does not mean the checkpoints.
@@ -154,11 +154,19 @@ class Checkpoint(BaseCallback):
         except OSError as error:
             self._warn(step, "the disk is full" if error.errno in FULL else error.strerror or str(error))
             return
+        except MemoryError:
+            self._warn(step, "there is no memory left for it")
+            return
         self._attempt = step
         if self.verbose:
             print(f"Checkpoint of step {step} in {self.folder}")
         if self.restart_episodes and environments_live:
-            state.begin_episodes(model, model._saved.run, self._root)
+            try:
+                state.begin_episodes(model, model._saved.run, self._root)
+            except (EOFError, BrokenPipeError, ConnectionResetError, FailedEnvError):
+                # Ctrl-C reaches the environments' processes too. What was written is whole, and the signal is passed on.
+                if self._signal is None:
+                    raise
 
     def _warn(self, step: int, why: str) -> None:
         last = next((f"step {each}" for each, _ in checkpoints(self.folder)), "none")

@@ -300,6 +300,26 @@ def test_ctrl_c_that_reaches_the_workers(tmp_path: Path, restart: bool) -> None:
     assert checkpoints(tmp_path)[0][0] == 30
 
 
+class KillsWorkersBetween(KillsWorkers):
+    """The same during an update, where the next reset finds that they are gone."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.num_timesteps == 35:
+            self.num_timesteps = 30
+            super()._on_step()
+
+
+def test_ctrl_c_that_reaches_the_workers_between_rollouts(tmp_path: Path) -> None:
+    env = SubprocVecEnv([Walk], start_method="fork")
+    saver = Checkpoint(20, tmp_path, restart_episodes=True)
+    with pytest.raises(KeyboardInterrupt):
+        small(env, learning_starts=1000, train_freq=7).learn(60, callback=[saver, KillsWorkersBetween()])
+    assert checkpoints(tmp_path)[0][0] == 35
+
+
 def test_named_observations_in_other_processes() -> None:
     """In which order they stand in one vector cannot be seen there, and is not guessed."""
     made = Walk(form="dict").observation_space

@@ -478,6 +478,86 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     assert all((tmp_path / "transitions" / name).read_text() == "mine" for name in names)
 
 
+def test_a_model_that_is_called_as_a_checkpoint_stays(tmp_path: Path) -> None:
+    """It is whole, and somebody's own."""
+
+    class SavesThere(BaseCallback):
+        def _on_step(self) -> bool:
+            if self.num_timesteps == 15:
+                self.model.save(tmp_path / "step_15.zip")
+            return True
+
+    small(Walk()).learn(60, callback=[Checkpoint(20, tmp_path), SavesThere()])
+    assert CIR.load((tmp_path / "step_15.zip").rename(tmp_path / "mine.zip"), device="cpu").num_timesteps == 15
+
+
+def test_interrupted_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is in its place, and what belongs to it stays."""
+    write_whole = files.write_whole
+
+    def interrupted(path: Path, content: bytes) -> None:
+        write_whole(path, content)
+        if path.name == "step_20.zip":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write_whole", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        small(Walk()).learn(60, callback=Checkpoint(20, tmp_path))
+    assert CIR.resume(tmp_path, Walk(), device="cpu").num_timesteps == 20
+
+
+def test_no_memory_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(files, "pack", fails)
+    with pytest.warns(UserWarning, match="step 20 in .*: there is no memory left for it; the last good one is none"):
+        assert small(Walk()).learn(25, callback=Checkpoint(20, tmp_path)).num_timesteps == 25
+
+
+@pytest.mark.parametrize("every", [np.nan, "100", 0])
+def test_an_interval_that_is_none(every: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"every={every}: it must be at least 1\."):
+        Checkpoint(every, tmp_path)
+
+
+def test_more_episodes_in_an_evaluation(tmp_path: Path) -> None:
+    """They are rows of one table: those of before are left, with a warning."""
+
+    def evaluation(n: int) -> EvalCallback:
+        return EvalCallback(DummyVecEnv([Walk]), n_eval_episodes=n, eval_freq=10, log_path=str(tmp_path), warn=False)
+
+    small(Walk()).learn(40, callback=[Checkpoint(20, tmp_path), evaluation(2)])
+    model, now = CIR.resume(tmp_path, Walk(), device="cpu"), evaluation(3)
+    with pytest.warns(UserWarning, match="EvalCallback: the checkpoint's evaluations_.* cannot be put back"):
+        model.learn(60, callback=[Checkpoint(20, tmp_path), now])
+    assert (now.evaluations_timesteps, np.shape(now.evaluations_results)) == ([50, 60], (2, 3))
+    assert now.best_mean_reward > -np.inf
+
+
+class NumPys(DummyVecEnv):
+    """A simulator of many environments: it counts them by NumPy, and has arrays of one number in an episode's record."""
+
+    def __init__(self):
+        super().__init__([Walk, Walk])
+        self.num_envs = np.int64(2)
+
+    def step_wait(self):
+        *results, dones, infos = super().step_wait()
+        for done, info in zip(dones, infos, strict=True):
+            if done:
+                info["episode"] = dict(r=np.array([2.5]), l=th.tensor(23), name="x", both=np.zeros(2))
+        return *results, dones, infos
+
+
+def test_numpys_numbers(tmp_path: Path) -> None:
+    model = small(NumPys()).learn(60, callback=Checkpoint(60, tmp_path))
+    model.save(tmp_path / "model")
+    for found in (CIR.load(tmp_path / "model", device="cpu"), CIR.resume(tmp_path, NumPys(), device="cpu")):
+        assert found.num_timesteps == 60
+    assert list(found.ep_info_buffer) == [dict(r=2.5, l=23.0)] * 2
+
+
 @pytest.mark.parametrize("what", ["", "transitions"])
 def test_folder_emptied_between_two_runs(what: str, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"

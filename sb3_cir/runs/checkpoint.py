@@ -65,6 +65,7 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
     run = uuid.uuid4().hex if before is None else before.run
     known = before.blocks if before is not None and before.folder == folder else {}
     new: list[Path] = []
+    place = folder / f"step_{model.num_timesteps}.zip"
     try:
         blocks = {
             name: rows.write(name, buffer, folder, model.num_timesteps, known.get(name, []), new)
@@ -72,13 +73,13 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
         }
         manifest = _manifest(model, run, blocks, callback)
         members = {MANIFEST: manifest.model_dump_json(), ARRAYS: files.pack(state.take_arrays(model))}
-        files.write_whole(folder / f"step_{model.num_timesteps}.zip", files.pack_archive(members).getbuffer())
+        files.write_whole(place, files.pack_archive(members).getbuffer())
     except BaseException:
-        for each in new:
+        for each in [] if place.exists() else new:  # Ctrl-C may come when it is done
             with contextlib.suppress(OSError):
                 each.unlink(missing_ok=True)
         raise
-    saved = Saved(folder, run, model.num_timesteps, blocks)
+    saved = Saved(folder, run, int(model.num_timesteps), blocks)
     with contextlib.suppress(OSError):
         # Nothing older is deleted before this one is sure to be there.
         files.flush(folder)
@@ -91,7 +92,7 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
     return Checkpoint(
         **describe_model(model),
         run=run,
-        step=model.num_timesteps,
+        step=int(model.num_timesteps),
         episodes=state.take_episodes(model),
         successes=[float(success) for success in model.ep_success_buffer],
         random=state.take_random(model),
@@ -110,7 +111,7 @@ def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
         algorithm=type(model).__name__,
         arguments=arguments.take(model),
         spaces={name: to_plain(getattr(model, name)) for name in ("observation_space", "action_space")},
-        n_envs=model.n_envs,
+        n_envs=int(model.n_envs),
         counters=state.take_counters(model),
         learning_rates=parameters.learning_rates(model),
     )
@@ -134,7 +135,8 @@ def _clean(saved: Saved, before: int | None, keep: int) -> None:
         try:
             manifest, _ = _open(path)
         except DamagedError:
-            path.unlink()
+            if not _is_whole(path):
+                path.unlink()
             continue
         except (OSError, FormatError):
             unknown = True
@@ -153,6 +155,15 @@ def _clean(saved: Saved, before: int | None, keep: int) -> None:
     for path in (*saved.folder.iterdir(), *(saved.folder / files.ROWS_FOLDER).iterdir()):
         if files.PART.fullmatch(path.name):
             path.unlink()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an archive that is no checkpoint is somebody's own, such as a saved model."""
+    try:
+        members = files.unpack_archive(files.read_regular(path), path.name)
+    except DamagedError:
+        return False
+    return MANIFEST not in members or "data" in members  # which a saved model has
 
 
 def read(place: Path) -> Stored:

@@ -130,7 +130,7 @@ def describe(buffer: ReplayBuffer, blocks: list[Block]) -> Rows:
     kept = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in values(buffer).items()}
     return Rows(
         size=int(buffer.buffer_size),  # NumPy's, where it was made with that
-        n_envs=buffer.n_envs,
+        n_envs=int(buffer.n_envs),
         pos=buffer.pos,
         full=buffer.full,
         columns={

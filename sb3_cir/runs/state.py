@@ -128,7 +128,9 @@ def take_counters(model: OffPolicyAlgorithm) -> dict[str, Any]:
     :param model: A model
     :return: How far it has come
     """
-    return {name: getattr(model, name) for name in counters(model)}
+    values = {name: getattr(model, name) for name in counters(model)}
+    # NumPy's, where a VecEnv counts its environments so
+    return {name: value.item() if isinstance(value, np.generic) else value for name, value in values.items()}
 
 
 def take_random(model: OffPolicyAlgorithm) -> Random:
@@ -221,10 +223,20 @@ def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
     :return: What ``Monitor`` said of the last episodes, as far as it is numbers
     """
     assert model.ep_info_buffer is not None
-    numbers = (bool, int, float, np.number)
-    return [
-        {key: float(value) for key, value in episode.items() if isinstance(value, numbers)} for episode in model.ep_info_buffer
+    episodes = [
+        {key: number for key, value in each.items() if (number := _number(value)) is not None} for each in model.ep_info_buffer
     ]
+    return [each for each in episodes if {"r", "l"} <= each.keys()]
+
+
+def _number(value: Any) -> float | None:
+    """A simulator of many environments may have arrays and tensors of one number."""
+    if isinstance(value, (str, bytes)):
+        return None
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (RuntimeError, TypeError, ValueError):
+        return None
 
 
 def _state_names(callback: BaseCallback) -> list[str]:
@@ -518,13 +530,23 @@ def _put_callbacks(callbacks: Iterator[BaseCallback], saved: Mapping[str, list[d
         counts[name] = index + 1
         if index < len(states):
             known = _state_names(each)
-            left = [key for key, value in states[index].items() if key not in known or not _put_result(each, key, value)]
+            other = _of_other_evaluations(each, states[index])
+            fits = {key: value for key, value in states[index].items() if key in known and key not in other}
+            left = [key for key in states[index] if key not in fits or not _put_result(each, key, fits[key])]
             if left:
                 warnings.warn(
                     f"{name}: the checkpoint's {short(', '.join(left))} cannot be put back: the callback has no number of "
                     "this name now, or one of another form.",
                     stacklevel=2,
                 )
+
+
+def _of_other_evaluations(callback: BaseCallback, saved: Mapping[str, Any]) -> set[str]:
+    """What an evaluation keeps of each of its episodes, where it has more or fewer of them now: rows of one table."""
+    results, n_now = saved.get("evaluations_results"), getattr(callback, "n_eval_episodes", None)
+    if not isinstance(results, list) or n_now is None or all(np.shape(row) == (n_now,) for row in results):
+        return set()
+    return {name for name in saved if name.startswith("evaluations_")}
 
 
 def _put_result(callback: BaseCallback, name: str, value: Any) -> bool:
