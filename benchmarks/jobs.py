@@ -307,11 +307,15 @@ def _settings_of(line: str) -> dict[str, str]:
 def rates(jobs: list[Job]) -> pd.DataFrame:
     """
     :param jobs: A grid
-    :return: For each of them that has a log: ``method``, ``task``, and ``rate``, the simulator's steps in a second
+    :return: For each of them whose log says so: ``method``, ``task``, and ``rate``, the simulator's steps in a second while it
+        learns. Random steps before that take next to no time.
     """
     found = []
     for job in jobs:
         if job.rows_file.exists():
-            rows = log.read([job.rows_file])
-            found.append((job.method.name, job.task.name, rows.env_step.max() / rows[rows.metric == log.SECONDS].value.max()))
+            table = log.read([job.rows_file]).pivot(index="env_step", columns="metric", values="value")
+            seconds = table[table[log.UPDATES] > 0][log.SECONDS]
+            if len(seconds) > 1:
+                made, took = (each[-1] - each[0] for each in (seconds.index, seconds.to_numpy()))
+                found.append((job.method.name, job.task.name, made / took))
     return pd.DataFrame(found, columns=["method", "task", "rate"])

@@ -91,6 +91,8 @@ def check(path: Path) -> None:
         raise ValueError(f"{path} is a folder: name a file.")
     if path.exists():
         log.load([path])
+        if not path.read_text().startswith(_HEADING):
+            raise ValueError(f"{path} is a log that `keep` did not write, and would lose what else it has: name another file.")
 
 
 def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int, int]:
@@ -104,6 +106,7 @@ def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int
     """
     found = {_key(run): run for run in runs}
     if path.exists():
+        check(path)
         before = log.load([path])
         old = [tuple(key) not in found for key in before.rows[log.RUN].itertuples(index=False)]
         rows = pd.concat([before.rows[old], rows], ignore_index=True)

@@ -21,18 +21,18 @@ A file may begin with comments. Those of ``python -m benchmarks keep`` say of ea
 RL Zoo's folders are read too: each ``evaluations.npz`` in them.
 """
 
+import csv
 import json
 import os
 import re
 import warnings
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import yaml
 
 from benchmarks import zoo_log
 from sb3_cir.methods import of_log
@@ -40,6 +40,7 @@ from sb3_cir.tasks import TASKS
 
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
 RUN = ["exp_name", "env_name", "seed"]
+_ENCODING = "utf-8-sig"  # Excel begins a file with a mark.
 _NUMBERS = dict.fromkeys(("seed", "env_step", "value"), float)
 RETURN, SECONDS, UPDATES = "avg_return", "seconds", "updates"
 
@@ -144,7 +145,7 @@ def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
             rows, run = zoo_log.read(file)
             return pd.DataFrame(rows, columns=COLUMNS).astype(_NUMBERS), [run]
         return _read_file(file), _runs_of(file)
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, yaml.YAMLError) as error:
+    except Exception as error:  # A damaged file can fail in any way.
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{str(file)!r} cannot be read ({problem}).") from error
 
@@ -166,9 +167,9 @@ def commit_of(start: dict[str, Any]) -> str:
 
 
 def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
-    whole = rows.notna().all(axis=1)
+    whole = rows.replace([np.inf, -np.inf], np.nan).notna().all(axis=1)
     if not whole.all():
-        notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing in them.")
+        notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing or infinite.")
     rows = rows[whole]
     rows = rows.assign(
         exp_name=rows.exp_name.map({name: of_log(name) for name in rows.exp_name.unique()}),
@@ -212,7 +213,7 @@ def _hidden(path: Path) -> bool:
 
 
 def _comments(file: Path) -> list[str]:
-    with open(file, errors="replace") as opened:
+    with open(file, errors="replace", encoding=_ENCODING) as opened:
         lines = []
         for line in opened:
             if not line.startswith("#"):
@@ -222,15 +223,18 @@ def _comments(file: Path) -> list[str]:
 
 
 def _is_log(file: Path) -> bool:
-    with open(file, errors="replace") as opened:
+    with open(file, errors="replace", encoding=_ENCODING) as opened:
         header = next((line for line in opened if not line.startswith("#")), "")
-    return set(COLUMNS) <= set(header.strip().split(","))
+    return set(COLUMNS) <= set(next(csv.reader([header.strip()], skipinitialspace=True), []))
 
 
 def _read_file(file: Path) -> pd.DataFrame:
     types = {"exp_name": str, "env_name": str, "metric": str}
-    table = pd.read_csv(file, usecols=COLUMNS, dtype=types, skiprows=len(_comments(file)))[COLUMNS]
-    return table.astype(_NUMBERS)
+    lines = dict(skiprows=len(_comments(file)), encoding=_ENCODING, skipinitialspace=True)
+    table = pd.read_csv(file, usecols=COLUMNS, dtype=types, **lines)[COLUMNS].astype(_NUMBERS)
+    if (table.seed.dropna() % 1 != 0).any():
+        raise ValueError(f"seed {table.seed[table.seed % 1 != 0].iloc[0]} is no whole number")
+    return table
 
 
 def _runs_of(file: Path) -> list[dict[str, Any]]:
@@ -241,8 +245,10 @@ def _runs_of(file: Path) -> list[dict[str, Any]]:
     manifest = file.with_name("manifest.json")
     if kept or not manifest.exists():
         return kept
-    starts = json.loads(manifest.read_text())["starts"]
-    machine, first = starts[-1]["machine"], _read_file(file).iloc[0]
+    starts, rows = json.loads(manifest.read_text()).get("starts"), _read_file(file)
+    if not starts or rows.empty:  # another program's, or a log that has just begun
+        return kept
+    machine, first = starts[-1]["machine"], rows.iloc[0]
     return [
         {
             **{key: first[key] for key in ("exp_name", "env_name")},

@@ -38,7 +38,6 @@ class Recorder(BaseCallback):
         self.total_steps = total_steps
         # Of each evaluation: simulator step, mean return, seconds and updates until then.
         self.evaluations: list[list[float]] = []
-        self.first_step = 0
         self.seconds = 0.0
 
     @property
@@ -53,7 +52,9 @@ class Recorder(BaseCallback):
     def _on_training_start(self) -> None:
         self.seconds = 0.0
         self.last_progress = time.monotonic()
-        self.first_step = self.num_timesteps
+        # What the rate is counted from
+        self._since, self._learns = (self.last_progress, self.num_timesteps), False
+        self._first_updates = self.model._n_updates
         evaluation = next(each for each in self.locals["callback"].callbacks if isinstance(each, EvalCallback))
         evaluation.callback = ConvertCallback(lambda *_: self._after_evaluation(evaluation))
         evaluation.callback.init_callback(self.model)
@@ -86,9 +87,13 @@ class Recorder(BaseCallback):
     def _write_progress(self) -> None:
         self.last_progress = time.monotonic()
         steps = self.num_timesteps * self.action_repeat
+        since, first_step = self._since
         progress = {
             "step": steps,
             "total": self.total_steps * self.action_repeat,
-            "rate": (self.num_timesteps - self.first_step) * self.action_repeat / max(self.last_progress - self._began, 1e-3),
+            "rate": (self.num_timesteps - first_step) * self.action_repeat / max(self.last_progress - since, 1e-3),
         }
         log.write_whole(self.folder / "progress.json", json.dumps(progress))
+        if not self._learns and self.model._n_updates > self._first_updates:
+            # Random steps took next to no time, and say nothing of what is left.
+            self._learns, self._since = True, (self.last_progress, self.num_timesteps)

@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
         job.check_settings()
     console = Console()
     if options.list:
-        console.print(plan(jobs, max(1, int((os.cpu_count() or 1) / (options.cpus_per_job or 1))), _rates(jobs, console)))
+        console.print(plan(jobs, _at_once(options), _rates(jobs, console)))
         return 0
     view = View(jobs, console)
     missing = [job for job in jobs if not job.finished]
@@ -130,12 +130,28 @@ def grid(options: argparse.Namespace) -> list[Job]:
     order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
     jobs = [Job(each, task, seed, out, settings) for seed, each, task in order]
     for job in jobs:
+        n_envs = dict(word.split(":", 1) for word in (*settings.params, *job.method.params)).get("n_envs", "1")
+        if n_envs.isdigit() and int(n_envs) and job.eval_every % int(n_envs):
+            raise ValueError(
+                f"n_envs:{n_envs}: {job.method.name} is evaluated every {job.eval_every:,} steps, no multiple of it, so that "
+                "the last evaluation would never come. --eval-every counts the simulator's."
+            )
         if settings.eval_every and settings.budget == 1 and job.env_steps > job.task.env_steps:
             raise ValueError(
                 f"--eval-every {settings.eval_every}: the {job.task.env_steps:,} steps of {job.task.name} are no multiple of "
                 "it, so that the last evaluation would lie beyond them."
             )
     return jobs
+
+
+def _at_once(options: argparse.Namespace) -> int:
+    """How many jobs this machine has processors and GPUs for."""
+    found = (os.cpu_count() or 1) / (options.cpus_per_job or 1)
+    if options.gpus_per_job:
+        import torch
+
+        found = min(found, torch.cuda.device_count() / options.gpus_per_job)
+    return max(1, int(found))
 
 
 def _rates(jobs: list[Job], console: Console) -> pd.DataFrame:
@@ -153,6 +169,10 @@ def _rates(jobs: list[Job], console: Console) -> pd.DataFrame:
     return pd.DataFrame([*seen.itertuples(index=False), *found], columns=["method", "task", "rate"])
 
 
+# A folder that is being deleted
+GONE = ".gone"
+
+
 def plan(jobs: list[Job], at_once: int, seen: pd.DataFrame) -> Table:
     """
     :param jobs: A grid
@@ -161,19 +181,21 @@ def plan(jobs: list[Job], at_once: int, seen: pd.DataFrame) -> Table:
     :return: What is done and what would run, with hours from the rates: of the same method and task, else of the same method
     """
     table = Table("method", "task", "seeds done", "simulator steps left", "hours", title=f"{len(jobs)} jobs")
-    total = 0.0
+    total, longest = 0.0, 0.0
+    at_once = max(min(at_once, sum(not job.finished for job in jobs)), 1)
     for (name, task), group in _by_method_and_task(jobs):
-        left = sum(job.env_steps - min(job.done_steps, job.env_steps) for job in group)
+        left = [job.env_steps - min(job.done_steps, job.env_steps) for job in group]
         like = [seen[(seen.method == name) & (seen.task == task)], seen[seen.method == name]]
         per_second = next((each.rate.mean() for each in like if len(each)), np.nan)
-        hours = left / per_second / 3600 if left else 0.0
-        total += hours
+        hours, longest_here = (steps / per_second / 3600 if steps else 0.0 for steps in (sum(left), max(left)))
+        total, longest = total + hours, max(longest, longest_here)
         done = sum(job.finished for job in group)
-        table.add_row(name, task, f"{done} of {len(group)}", f"{left:,}", "?" if np.isnan(hours) else f"{hours:.2f}")
+        table.add_row(name, task, f"{done} of {len(group)}", f"{sum(left):,}", "?" if np.isnan(hours) else f"{hours:.2f}")
+    waits = max(total / at_once, longest)
     table.caption = (
         "Hours are not known for every method."
         if np.isnan(total)
-        else f"{total:.1f} hours of jobs left: {total / at_once:.1f} hours with {at_once} at once, as on this machine."
+        else f"{total:.1f} hours of jobs left: {waits:.1f} hours with {at_once} at once, as on this machine."
     )
     return table
 
@@ -240,6 +262,7 @@ def train(job: Job) -> str | None:
     try:
         job.check_settings()  # again: another grid may have begun it since
         if job.finished:
+            remove_leftovers(job)
             return None
         checkpoint = job.checkpoint
         command = job.command(checkpoint)
@@ -266,7 +289,11 @@ def remove_leftovers(job: Job) -> None:
     """
     for path in job.folder.glob(".*"):
         if path.is_dir():
-            shutil.rmtree(path)
+            # At once, for half a folder of checkpoints would be gone on from.
+            gone = path.with_name(GONE)
+            if path != gone:
+                path.rename(gone)
+            shutil.rmtree(gone)
         elif path.name != ".lock":
             path.unlink()
 
@@ -319,7 +346,10 @@ def git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    except OSError:  # There is no such program.
+        return None
     return result.stdout.strip() if result.returncode == 0 else None
 
 

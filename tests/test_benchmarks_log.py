@@ -77,7 +77,44 @@ def test_published_logs_are_read_as_they_are(tmp_path):
         ["td7", "h1-walk-v0", 2, "avg_return", 2_000_000, 40.0],
         ["td7", "assembly-v2-goal-observable", 2, "avg_success", 2_000_000, 0.5],
     ]
-    assert found.notes == ["1 of 6 rows are left out: a name, a step or a value is missing in them."]
+    assert found.notes == ["1 of 6 rows are left out: a name, a step or a value is missing or infinite."]
+
+
+@pytest.mark.parametrize("header", ['"exp_name","env_name","seed","metric","env_step","value"', ", ".join(log.COLUMNS)])
+def test_tables_of_spreadsheets_and_of_r(tmp_path, header):
+    """A mark at the file's beginning, names in quotes, a space behind each comma."""
+    (tmp_path / "theirs.csv").write_text(f"\ufeff{header}\ncir, dog-trot, 0, avg_return, 5000, 2.5\n")
+    assert log.load([tmp_path]).rows.to_numpy().tolist() == [["cir", "dog-trot", 0, "avg_return", 5000, 2.5]]
+
+
+def test_numbers_that_are_none(tmp_path):
+    header = ",".join(log.COLUMNS)
+    rows = ["cir,dog-trot,0,avg_return,5000,inf", "cir,dog-trot,0,avg_return,inf,1", "cir,dog-trot,0,avg_return,10000,2"]
+    (tmp_path / "theirs.csv").write_text("\n".join([header, *rows]))
+    found = log.load([tmp_path])
+    assert found.rows.value.tolist() == [2]
+    assert found.notes == ["2 of 3 rows are left out: a name, a step or a value is missing or infinite."]
+    (tmp_path / "theirs.csv").write_text(f"{header}\ncir,dog-trot,0.2,avg_return,5000,1")
+    with pytest.raises(ValueError, match=r"theirs\.csv' cannot be read \(ValueError: seed 0\.2 is no whole number\)"):
+        log.load([tmp_path])
+
+
+@pytest.mark.parametrize("manifest", ['{"name": "my page"}', '{"starts": []}'])
+def test_a_manifest_of_something_else(tmp_path, manifest):
+    log.write(tmp_path / "a.csv", rows(0, value=1.0, task="dog-trot"))
+    (tmp_path / "manifest.json").write_text(manifest)
+    found = log.load([tmp_path])
+    assert (len(found.rows) > 0, found.runs) == (True, [])
+
+
+def test_keep_leaves_logs_of_others_alone(tmp_path, capsys):
+    job_folder(tmp_path / "grid", 0, 1.0)
+    theirs = tmp_path / "theirs.csv"
+    theirs.write_text(f"# measured by Eva\n{','.join(log.COLUMNS)},note\ncir,dog-trot,7,avg_return,5000,3,mine\n")
+    before = theirs.read_text()
+    assert keep(tmp_path / "grid", "--out", theirs) == 2
+    assert "is a log that `keep` did not write" in capsys.readouterr().err
+    assert theirs.read_text() == before
 
 
 def test_an_unknown_method_keeps_its_name(tmp_path):

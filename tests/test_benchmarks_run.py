@@ -115,6 +115,7 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
         (["--params", "learning_rate=1e-3"], "--params learning_rate=1e-3: it must be name:value"),
         (["--eval-every", "30000"], "--eval-every 30000: the 1,000,000 steps of dog-.* are no multiple of it"),
         (["--methods", "ppo"], "--methods ppo"),
+        (["--params", "n_envs:8"], "n_envs:8: cir is evaluated every 2,500 steps, no multiple of it"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, more, says):
@@ -123,20 +124,31 @@ def test_bad_options_are_refused(tmp_path, more, says):
 
 
 def finished_rows(each, seconds=7200.0):
-    values = {log.RETURN: 5.0, log.SECONDS: seconds, log.UPDATES: 9.0}
-    rows = [(each.method.name, each.task.name, each.seed, key, each.env_steps, value) for key, value in values.items()]
+    """Half of it were random steps, which took a minute."""
+    made = {
+        each.env_steps // 2: (5.0, 60.0, 0.0),
+        each.env_steps // 2 + 1: (5.0, 60.0, 2.0),
+        each.env_steps: (5.0, seconds, 9.0),
+    }
+    rows = [
+        (each.method.name, each.task.name, each.seed, key, step, value)
+        for step, values in made.items()
+        for key, value in zip((log.RETURN, log.SECONDS, log.UPDATES), values, strict=True)
+    ]
     each.folder.mkdir(parents=True)
     log.write(each.rows_file, pd.DataFrame(rows, columns=log.COLUMNS))
 
 
-def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, capsys):
+def test_list_estimates_hours_from_the_rate_seen_and_starts_nothing(tmp_path, capsys, monkeypatch):
     given = options(tmp_path, "--methods", "cir", "--tasks", "dog-run", "--seeds", "3", "--list")
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)  # for more than there are left
     finished_rows(run.grid(given)[0])
     before = sorted(tmp_path.rglob("*"))
     assert run.main(given) == 0
     shown = capsys.readouterr().out
     assert "1 of 3" in shown
-    assert "4.0 hours of jobs left" in shown
+    # Two more with 7,140 seconds for 500,000 steps
+    assert "7.9 hours of jobs left: 4.0 hours with 2 at once" in shown
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -211,6 +223,30 @@ def learn(folder, *callbacks, resumed=False):
     model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
     evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0)
     return model.learn(80, callback=[recorder, *callbacks, saver, evaluation])
+
+
+def test_a_job_that_is_being_tidied_up_is_finished(tmp_path, monkeypatch):
+    """Killed within, it is not begun anew, and what is left goes at the next start."""
+    each = job(tmp_path)
+    finished_rows(each)
+    (each.folder / ".checkpoints" / "transitions").mkdir(parents=True)
+
+    def killed(path):
+        raise KeyError("killed")
+
+    monkeypatch.setattr(run.shutil, "rmtree", killed)
+    with pytest.raises(KeyError):
+        run.remove_leftovers(each)
+    monkeypatch.undo()
+    assert each.finished
+    assert run.train(each) is None
+    assert sorted(path.name for path in each.folder.glob(".*")) == [".lock"]
+
+
+def test_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert run.checkout() == {"git_commit": None, "git_clean": True}
+    assert run.git_commit() is None
 
 
 def values(folder):
