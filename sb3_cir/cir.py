@@ -33,7 +33,8 @@ class CIR(SMR):
     :param entropy_in_target: Whether the target has the term -α log π (without: the paper's variant NoEnt).
     :param compile: Whether to compile the losses with ``torch.compile``: same numbers to rounding, fewer passes over
         memory. "auto" does on a CPU, in runs long enough to gain more than the minute that it takes.
-    :param precision: "float32", or "bfloat16" for the critics' matrix products: faster where the hardware has them.
+    :param precision: "float32", or "bfloat16" for the critics' matrix products, but for the last layers: faster where the
+        hardware has them.
     :raises ValueError: If ``convex_coef``, ``sample_reuse``, ``compile`` or ``precision`` is out of its range, or if the
         action space is one that no Gaussian policy can act in.
     """
