@@ -149,6 +149,8 @@ def main(options: argparse.Namespace) -> int:
         return 0
     th.set_num_threads(1)
     keep.check(options.out)
+    for task in options.tasks:  # before hours of training on another
+        envs.make(task).close()
     made = keep.how_made(1, options.out)
     for task, seed, method in product(options.tasks, options.seeds, METHODS):
         print(f"{method} on {task}, seed {seed}: {options.minutes:g} minutes of processor time", flush=True)

@@ -263,6 +263,8 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
     """
     assert isinstance(model.action_space, spaces.Box)
     what, length, known = episode.what, len(episode), _spaces(model)
+    if length == 0:
+        raise ValueError(f"{what} has no steps.")
     for name in COLUMNS[1:]:  # which the others are as long as
         _check_array(what, name, episode.columns[name], length)
     if episode.observations.keys() != known.keys():

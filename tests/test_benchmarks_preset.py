@@ -27,6 +27,15 @@ def test_rows_say_where_they_come_from(results: Path) -> None:
     assert len(values[log.RETURN]) == len(values[PROCESSOR_SECONDS])
 
 
+def test_a_task_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before another is trained on."""
+    out = tmp_path / "preset.csv"
+    assert main(["preset", "--tasks", "Pendulum-v1", "Pendulun-v1", "--out", str(out)]) == 2
+    said = capsys.readouterr()
+    assert "Pendulum-v1" in said.err
+    assert said.out == ""
+
+
 def test_the_figure_is_drawn_from_the_file(results: Path) -> None:
     picture = results.with_suffix(".png")
     assert main(["preset", "--out", str(results), "--figure", str(picture)]) == 0

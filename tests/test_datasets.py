@@ -121,6 +121,7 @@ WRONG = {
     "beyond float32": (bad(rewards=np.array([0, 0, 1e39, 0])), r"rewards have 1e\+39 in them, where -3\.40\d+e\+38 to 3\.40"),
     "one reward": (bad(rewards=np.array(3.0)), r"rewards are float64 of shape \(\), \(1,\) was expected"),
     "early end": (bad(terminations=np.array([0, 1, 0, 0], bool)), "terminations are true at step 1 of 4, before the end"),
+    "no steps": (episode(0, end=""), "has no steps"),
     "objects": (bad(rewards=np.array([{}] * 4)), "this is no file of arrays that can be read"),
     "names": ({"observations": np.zeros((5, 3))}, "has observations; an episode has observations, actions, rewards"),
     "corrupt": (b"PK\x03\x04 not a zip", "this is no file of arrays that can be read"),
