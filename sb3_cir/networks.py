@@ -214,15 +214,15 @@ class UShapeCritic(UShape):
 
 def in_float32(head: nn.Module, x: th.Tensor) -> th.Tensor:
     """
-    What a critic's last layer makes of the others' output, in float32 whatever autocast makes of those: bfloat16 has 8 bits,
-    so that Q-values around 100 would be multiples of 0.5.
+    What a critic's last layer makes of the others' output, in the precision of its parameters (float32, as a rule) whatever
+    autocast makes of those: bfloat16 has 8 bits, so that Q-values around 100 would be multiples of 0.5.
 
     :param head: The last layer
     :param x: Its input, of any precision
-    :return: Its output, float32
+    :return: Its output, in the precision of its parameters
     """
     with th.autocast(x.device.type, enabled=False):
-        output: th.Tensor = head(x.float())
+        output: th.Tensor = head(x.to(next(head.parameters()).dtype))
     return output
 
 
