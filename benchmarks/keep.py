@@ -90,9 +90,14 @@ def check(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: name a file.")
     if path.exists():
-        log.load([path])
-        if not path.read_text().startswith(_HEADING):
-            raise ValueError(f"{path} is a log that `keep` did not write, and would lose what else it has: name another file.")
+        _load_kept(path)
+
+
+def _load_kept(path: Path) -> log.Log:
+    found = log.load([path])
+    if not path.read_text().startswith(_HEADING):
+        raise ValueError(f"{path} is a log that `keep` did not write, and would lose what else it has: name another file.")
+    return found
 
 
 def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int, int]:
@@ -106,8 +111,7 @@ def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int
     """
     found = {_key(run): run for run in runs}
     if path.exists():
-        check(path)
-        before = log.load([path])
+        before = _load_kept(path)
         old = [tuple(key) not in found for key in before.rows[log.RUN].itertuples(index=False)]
         rows = pd.concat([before.rows[old], rows], ignore_index=True)
         found = {_key(run): run for run in before.runs} | found

@@ -33,7 +33,7 @@ def load(domain: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     except ModuleNotFoundError as error:
         raise ImportError(f"dm_control tasks need the extra dmc: {install_hint('dmc')}. ({error})") from error
     except Exception as error:  # dm_control opens the backend that MUJOCO_GL names, and each fails in a way of its own.
-        raise RuntimeError(f"{no_renderer()} ({type(error).__name__}: {error})") from error
+        raise RuntimeError(no_renderer(error)) from error
     modes = DmControlCompatibilityV0.metadata["render_modes"]
     if kwargs.get("render_mode") not in (None, *modes):
         raise ValueError(f"render_mode={kwargs['render_mode']!r} must be None or one of {modes}")
@@ -54,6 +54,6 @@ def _rendering(render: Callable[[], Any]) -> Callable[[], Any]:
         except (AssertionError, TypeError, ValueError):  # of what was asked for, such as a picture that is too large
             raise
         except Exception as error:
-            raise RuntimeError(f"{no_renderer()} ({type(error).__name__}: {error})") from error
+            raise RuntimeError(no_renderer(error)) from error
 
     return checked

@@ -37,7 +37,7 @@ def load(robot: str, task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     except ModuleNotFoundError as error:
         raise ImportError(f"{install()} ({error})") from error
     except Exception as error:  # MuJoCo opens the backend that MUJOCO_GL names, and each fails in a way of its own.
-        raise RuntimeError(no_renderer()) from error
+        raise RuntimeError(no_renderer(error)) from error
     try:
         from sb3_cir.envs.humanoid_env import HumanoidEnv
     except ImportError as error:

@@ -59,7 +59,7 @@ class HumanoidEnv(UpstreamEnv):  # type: ignore[misc]
         try:
             viewer = self.mujoco_renderer._get_viewer(self.render_mode)
         except Exception as error:  # every backend fails in a way of its own
-            raise RuntimeError(f"{no_renderer()} ({type(error).__name__}: {error})") from error
+            raise RuntimeError(no_renderer(error)) from error
         goal = getattr(self.task.unwrapped, "goal", None)
         if goal is not None:
             viewer.add_marker(pos=goal, size=np.full(3, 0.05), rgba=np.array([0.8, 0.3, 0.3, 1.0]))

@@ -81,13 +81,16 @@ def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
     }
 
 
+def _groups(model: BaseAlgorithm) -> Iterator[dict[str, Any]]:
+    return (group for each in optimizers(model).values() for group in each.param_groups)
+
+
 def settings(model: BaseAlgorithm) -> list[dict[str, Any]]:
     """
     :param model: A model
     :return: What its optimisers were made with, of each group of parameters, but for the learning rate
     """
-    groups = (group for each in optimizers(model).values() for group in each.param_groups)
-    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in groups]
+    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in _groups(model)]
 
 
 def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
@@ -95,8 +98,7 @@ def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
     :param model: A model whose optimisers have got the state of others, and with it their settings
     :param settings: Its own
     """
-    groups = (group for each in optimizers(model).values() for group in each.param_groups)
-    for group, own in zip(groups, settings, strict=True):
+    for group, own in zip(_groups(model), settings, strict=True):
         group.update(own)
 
 
