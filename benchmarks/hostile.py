@@ -30,7 +30,7 @@ from benchmarks.arguments import not_negative
 from benchmarks.hostile_files import EVERY, OLDER, ROWS, STEPS, Variant, callbacks, environment, make_sources, variants
 from benchmarks.reliability import small_model
 from sb3_cir import CIR
-from sb3_cir.runs import arguments, parameters, rows, state
+from sb3_cir.runs import arguments, normalization, parameters, rows, state
 
 SECONDS = 20
 MEMORY = 2**30  # more than what a process has when it begins
@@ -93,7 +93,7 @@ def facts(way: str, model: CIR) -> dict[str, Any]:
     if not way.startswith("load("):
         found |= rows.columns(buffer) | {"pos": buffer.pos, "full": buffer.full}
     if way == "resume":
-        found |= state.take_statistics(model.get_vec_normalize_env())
+        found |= normalization.take(model.get_vec_normalize_env())
     return found
 
 

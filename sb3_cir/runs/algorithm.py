@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.runs import archive, arguments, checkpoint, parameters, rows, state, watch
+from sb3_cir.runs import archive, arguments, checkpoint, parameters, results, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
 
@@ -176,12 +176,12 @@ class Resumable(OffPolicyAlgorithm):
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         ready = super()._init_callback(with_expected_time(self, callback), progress_bar)
-        state.remember(ready)
+        results.remember(ready)
         return ready
 
     def collect_rollouts(self, env: VecEnv, callback: BaseCallback, *args: Any, **kwargs: Any) -> RolloutReturn:
         """As SB3's. Before it, the last update is complete and each step's transition stored: the place for checkpoints."""
-        state.begun(callback)
+        results.begun(callback)
         if self._resumed is not None:
             anew = self._saver is not None and self._saver.restart_episodes
             state.go_on(self, self._resumed, callback, anew)

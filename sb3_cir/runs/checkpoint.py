@@ -23,7 +23,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_cir.runs import arguments, files, parameters, rows, state
+from sb3_cir.runs import arguments, files, parameters, randomness, results, rows, state
 from sb3_cir.runs.files import DamagedError
 from sb3_cir.runs.plain import Block, Checkpoint, to_plain, validate
 from sb3_cir.runs.state import Stored
@@ -95,9 +95,9 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
         step=int(model.num_timesteps),
         episodes=state.take_episodes(model),
         successes=[float(success) for success in model.ep_success_buffer],
-        random=state.take_random(model),
+        random=randomness.take(model),
         buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
-        callbacks=state.take_callbacks(callback),
+        callbacks=results.take(callback),
     )
 
 
@@ -225,7 +225,7 @@ def _open(path: Path) -> tuple[Checkpoint, dict[str, bytes]]:
     match = files.CHECKPOINT.fullmatch(path.name)
     if match is not None and not int(match[1]) == manifest.step == manifest.counters.get("num_timesteps"):
         raise DamagedError(f"it is of step {manifest.step}, which is not its name")
-    state.check_callbacks(manifest.callbacks, path.name)
+    results.check(manifest.callbacks, path.name)
     return manifest, members
 
 
@@ -247,7 +247,7 @@ def _read_whole(path: Path) -> Stored:
     manifest, members = _open(path)
     files.require(members, [ARRAYS], path.name)
     arrays = files.unpack(members[ARRAYS], ARRAYS)
-    state.check_random(manifest.random, arrays, path.name)
+    randomness.check(manifest.random, arrays, path.name)
     for name, saved in manifest.buffers.items():
         elsewhere = state.elsewhere_of(arrays, name)
         rows.check_blocks(saved, path.parent, elsewhere)

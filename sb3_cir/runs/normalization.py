@@ -8,14 +8,16 @@ statistics are arrays and the settings are checked JSON beside them, in one safe
     env = normalization.load("normalization.safetensors", make_vec_env("Pendulum-v1"))
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_cir.runs import files, state
+from sb3_cir.runs import files
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import Count, Schema, validate
 
@@ -55,7 +57,7 @@ def save(normalizer: VecNormalize, path: str | Path) -> None:
     :param normalizer: What normalises observations and rewards
     :param path: Where to; ``.safetensors`` is added where it has no suffix. Folders are made.
     """
-    arrays = _statistics(normalizer)
+    arrays = _without_returns(normalizer)
     note = Normalization(format=1, settings=_settings(normalizer), checksum=files.checksum(arrays)).model_dump_json()
     files.write_whole(files.place_for_arrays(path), files.pack(arrays, note))
 
@@ -72,7 +74,7 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     what = str(path)
     if files.is_trusted_pickle(path, trusted, what):
         pickled = VecNormalize.load(what, venv)
-        return _make(kind, venv, _settings(pickled), _statistics(pickled), what)
+        return _make(kind, venv, _settings(pickled), _without_returns(pickled), what)
     note, arrays = files.read_arrays(path, what)
     said = validate(Normalization, files.read_json(note, what), what)
     if files.checksum(arrays) != said.checksum:
@@ -86,8 +88,8 @@ def _settings(normalizer: VecNormalize) -> Settings:
     return validate(Settings, values | numbers, "VecNormalize")
 
 
-def _statistics(normalizer: VecNormalize) -> dict[str, np.ndarray]:
-    return {name: array for name, array in state.take_statistics(normalizer).items() if name != RETURNS}
+def _without_returns(normalizer: VecNormalize) -> dict[str, np.ndarray]:
+    return {name: array for name, array in take(normalizer).items() if name != RETURNS}
 
 
 def _make(
@@ -100,6 +102,55 @@ def _make(
             f"{what}: norm_obs_keys={short(settings.norm_obs_keys)}, and the observations here have {short(sorted(known))}."
         )
     made = kind(venv, **arguments)
-    state.check_statistics(made, {**arrays, RETURNS: made.returns}, what)
-    state.put_statistics(made, arrays)
+    check(made, {**arrays, RETURNS: made.returns}, what)
+    put(made, arrays)
     return made
+
+
+# For a checkpoint, which has them among its other arrays
+
+
+def take(normalizer: VecNormalize) -> dict[str, np.ndarray]:
+    """
+    :param normalizer: What normalises observations and rewards
+    :return: Its statistics
+    """
+    arrays = {RETURNS: normalizer.returns}
+    for name, each in _running(normalizer).items():
+        arrays |= {
+            f"normalization/{name}/{key}": np.asarray(getattr(each, key), np.float64) for key in ("mean", "var", "count")
+        }
+    return arrays
+
+
+def check(normalizer: VecNormalize, arrays: Mapping[str, np.ndarray], what: str) -> None:
+    """
+    :param normalizer: What normalises observations and rewards
+    :param arrays: Statistics that it is to have
+    :param what: Where they are from, for the error
+    :raises ValueError: If they are others, or not finite.
+    """
+    ours = take(normalizer)
+    theirs = {name: array for name, array in arrays.items() if name.startswith("normalization/")}
+    for name in sorted({*ours, *theirs}):
+        was, is_now = (each[name].shape if name in each else "not there" for each in (theirs, ours))
+        if was != is_now:
+            raise ValueError(f"VecNormalize's {name.removeprefix('normalization/')} was {was} in {what} and is {is_now}.")
+        if not np.isfinite(theirs[name]).all() or (name.endswith(("var", "count")) and (theirs[name] < 0).any()):
+            raise ValueError(f"{what}: VecNormalize's {name.removeprefix('normalization/')} cannot be {short(theirs[name])}.")
+
+
+def put(normalizer: VecNormalize, arrays: Mapping[str, np.ndarray]) -> None:
+    """
+    :param normalizer: What normalises observations and rewards; its running returns stay
+    :param arrays: The statistics that it is to have
+    """
+    for name, each in _running(normalizer).items():
+        each.mean, each.var = (arrays[f"normalization/{name}/{key}"].copy() for key in ("mean", "var"))
+        each.count = float(arrays[f"normalization/{name}/count"])
+
+
+def _running(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
+    observations = getattr(normalizer, "obs_rms", {})
+    named = observations if isinstance(observations, dict) else {"": observations}
+    return {"rewards": normalizer.ret_rms} | {f"observations/{key}": each for key, each in named.items()}
