@@ -27,7 +27,7 @@ class Method:
     :param headings: Other names for it in the paper's tables
     :param aliases: Other names for it in published logs
     :param hyperparams: Whose yaml RL Zoo takes, where it has none of its own
-    :param search_space: Whose search space ``-optimize`` takes, where it has none of its own
+    :param search_space: Where ``-optimize`` looks: a name in ``zoo_search.SPACES``, or RL Zoo's own "sac"
     :param two_domains: Whether it learns from a source and a target domain
     :param action_repeat: Simulator steps for one of the agent, where it is not the paper's protocol that says so
     """

@@ -1,6 +1,6 @@
 """
-CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file alone knows
-rl_zoo3.
+CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file and
+``zoo_search.py`` alone know rl_zoo3.
 
 **Folders from other people.** ``enjoy``, ``record_video`` and ``push_to_hub`` run what a downloaded folder says, whatever the
 algorithm: RL Zoo reads ``config.yml`` and ``args.yml`` with a loader that makes any Python object, evaluates the value of
@@ -25,7 +25,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from sb3_cir import hub, methods
+from sb3_cir import hub, methods, zoo_search
 from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
@@ -178,13 +178,14 @@ def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method
 
 
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
-    samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
-    samplers["cir"], converters["cir"] = functools.partial(sample_cir_params, hyperparams_opt), convert_cir_params
-    samplers["simba"], converters["simba"] = sample_simba_params, convert_simba_params
-    samplers["td7"], converters["td7"] = sample_td7_params, convert_td7_params
     for algo in ALGOS:
         like = methods.METHODS[algo].search_space
-        samplers[algo], converters[algo] = samplers[like], converters[like]
+        if like in zoo_search.SPACES:
+            sample, convert = zoo_search.SPACES[like]
+            sample = functools.partial(sample, hyperparams_opt)
+        else:  # RL Zoo's own, as SAC's
+            sample, convert = hyperparams_opt.HYPERPARAMS_SAMPLER[like], hyperparams_opt.HYPERPARAMS_CONVERTER[like]
+        hyperparams_opt.HYPERPARAMS_SAMPLER[algo], hyperparams_opt.HYPERPARAMS_CONVERTER[algo] = sample, convert
 
 
 def yaml_of(algo: str) -> Path:
@@ -421,136 +422,13 @@ def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
     return amended
 
 
+def _has(hyperparams: Path, env_id: str) -> bool:
+    return hyperparams.is_file() and env_id in yaml.safe_load(hyperparams.read_text(encoding="utf-8"))
+
+
 _AMENDMENTS = {
     "rl_zoo3.utils": _add_algorithms,
     "rl_zoo3.hyperparams_opt": _add_search_spaces,
     "rl_zoo3.exp_manager": _amend_exp_manager,
     "rl_zoo3.callbacks": _amend_callbacks,
 }
-
-
-def _has(hyperparams: Path, env_id: str) -> bool:
-    return hyperparams.is_file() and env_id in yaml.safe_load(hyperparams.read_text(encoding="utf-8"))
-
-
-def sample_cir_params(
-    zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]
-) -> dict[str, Any]:
-    """
-    CIR's search space for ``-optimize``: what the paper's parameter studies vary, and SAC's usual ones around them.
-
-    :param zoo: RL Zoo's ``hyperparams_opt``
-    :param trial: The Optuna trial
-    :param n_actions: Size of the action
-    :param n_envs: Number of environments
-    :param additional_args: Whether a ``HerReplayBuffer`` is used, and its arguments
-    :return: Arguments for CIR
-    """
-    sampled = {
-        **_sample_usual_params(trial),
-        "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
-        "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
-        "width": trial.suggest_categorical("width", [128, 256, 512]),
-        "depth": trial.suggest_int("depth", 1, 3),
-        "avg_r_norm_coef": trial.suggest_float("avg_r_norm_coef", 0.01, 1.0, log=True),
-    }
-    if additional_args["using_her_replay_buffer"]:
-        sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
-    return _as_arguments(trial, convert_cir_params(sampled))
-
-
-def convert_cir_params(sampled: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled: A trial's values, by the names in :func:`sample_cir_params`
-    :return: Arguments for CIR
-    """
-    params = _convert_usual_params(sampled)
-    width = params.pop("width")
-    params["policy_kwargs"] = dict(
-        net_arch=dict(pi=[width, width], qf=[width] * params.pop("depth")), avg_r_norm_coef=params.pop("avg_r_norm_coef")
-    )
-    return params
-
-
-def sample_simba_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
-    """
-    The search space of SimBa and BRO for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
-
-    :param trial: The Optuna trial
-    :param n_actions: Size of the action
-    :param n_envs: Number of environments
-    :param additional_args: Not used
-    :return: Arguments for SimBa or BRO
-    """
-    sampled = {
-        **_sample_usual_params(trial),
-        "actor_width": trial.suggest_categorical("actor_width", [64, 128, 256]),
-        "critic_width": trial.suggest_categorical("critic_width", [128, 256, 512]),
-        "critic_blocks": trial.suggest_int("critic_blocks", 1, 3),
-    }
-    return _as_arguments(trial, convert_simba_params(sampled))
-
-
-def convert_simba_params(sampled: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled: A trial's values, by the names in :func:`sample_simba_params`
-    :return: Arguments for SimBa or BRO
-    """
-    params = _convert_usual_params(sampled)
-    critic = [params.pop("critic_width")] * params.pop("critic_blocks")
-    params["policy_kwargs"] = dict(net_arch=dict(pi=[params.pop("actor_width")], qf=critic))
-    return params
-
-
-def sample_td7_params(trial: Any, n_actions: int, n_envs: int, additional_args: dict[str, Any]) -> dict[str, Any]:
-    """
-    TD7's search space for ``-optimize``: the usual one without an averaging of targets, exploration, and LAP's exponent.
-
-    :param trial: The Optuna trial
-    :param n_actions: Size of the action
-    :param n_envs: Number of environments
-    :param additional_args: Not used
-    :return: Arguments for TD7
-    """
-    sampled = {
-        **_sample_usual_params(trial, tau=False),
-        "target_update_interval": trial.suggest_categorical("target_update_interval", [100, 250, 500, 1000]),
-        "exploration_noise": trial.suggest_float("exploration_noise", 0.02, 0.3, log=True),
-        "priority_exponent": trial.suggest_float("priority_exponent", 0.0, 0.8),
-        "width": trial.suggest_categorical("width", [128, 256, 512]),
-    }
-    return _as_arguments(trial, convert_td7_params(sampled))
-
-
-def convert_td7_params(sampled: dict[str, Any]) -> dict[str, Any]:
-    """
-    :param sampled: A trial's values, by the names in :func:`sample_td7_params`
-    :return: Arguments for TD7
-    """
-    params = _convert_usual_params(sampled)
-    width = params.pop("width")
-    params["policy_kwargs"] = dict(net_arch=[width, width], encoder_width=width)
-    return params
-
-
-def _sample_usual_params(trial: Any, tau: bool = True) -> dict[str, Any]:
-    sampled = {
-        "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
-        "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
-        "batch_size_pow": trial.suggest_int("batch_size_pow", 5, 10),
-    }
-    return sampled | ({"tau": trial.suggest_float("tau", 0.001, 0.05, log=True)} if tau else {})
-
-
-def _convert_usual_params(sampled: dict[str, Any]) -> dict[str, Any]:
-    params = dict(sampled)
-    params["gamma"] = 1 - params.pop("one_minus_gamma")
-    params["batch_size"] = 2 ** params.pop("batch_size_pow")
-    return params
-
-
-def _as_arguments(trial: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Have Optuna's reports show these as they are used."""
-    for name in ("gamma", "batch_size"):
-        trial.set_user_attr(name, params[name])
-    return params
