@@ -12,14 +12,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from small import small, weights
+from small import PowerError, small, weights
 from stable_baselines3 import DQN, SAC
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from test_datasets import folder
-from test_resume import Discrete, PowerError, Stop, Walk
+from test_resume import Discrete
+from walk import Stop, Walk
 
 from sb3_cir import CIR, datasets
 from sb3_cir.baselines import SimBa

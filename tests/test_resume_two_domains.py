@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
-from small import small
-from test_resume import PowerError, Stop, Walk
+from small import PowerError, small
 from test_save_load import same_tensors
+from walk import Stop, Walk
 
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
