@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sized
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -32,13 +33,14 @@ STYLE = {
 }
 
 
-def styled() -> mpl.rc_context:
+def styled(**more: Any) -> mpl.rc_context:
     """
     Matplotlib settings that all figures share.
 
+    :param more: Others
     :return: To be used with ``with``
     """
-    return mpl.rc_context(STYLE)
+    return mpl.rc_context(STYLE | more)
 
 
 class Look:

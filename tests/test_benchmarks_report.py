@@ -350,6 +350,11 @@ def test_the_legend_has_methods_of_all_panels(tmp_path, returns):
     assert len(found) == 2
 
 
+def test_names_are_no_formulas(tmp_path, returns):
+    write_log(tmp_path / "rows.csv", returns, method=r"mine, 10 $ and \lost$")
+    assert main(["report", str(tmp_path), "--suite", "dmc_hard", "--reps", "20", "--out", str(tmp_path / "page")]) == 0
+
+
 def test_methods_that_are_not_in_the_logs_are_refused(tmp_path, capsys, returns):
     write_log(tmp_path / "rows.csv", returns)
     assert main(["report", str(tmp_path), "--suite", "dmc_hard", "--methods", "sca"]) == 2
