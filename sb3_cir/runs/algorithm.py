@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.runs import archive, arguments, checkpoint, parameters, results, rows, state, watch
+from sb3_cir.runs import archive, arguments, buffer_file, checkpoint, parameters, results, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
 from sb3_cir.runs.state import Stored
 
@@ -284,7 +284,7 @@ class Resumable(OffPolicyAlgorithm):
             super().save_replay_buffer(path)
             return
         assert self.replay_buffer is not None, "The replay buffer is not defined"
-        archive.save_buffer(self.replay_buffer, path)
+        buffer_file.save(self.replay_buffer, path)
 
     def load_replay_buffer(
         self, path: str | pathlib.Path | BufferedIOBase, truncate_last_traj: bool = True, trusted: bool = True
@@ -298,7 +298,7 @@ class Resumable(OffPolicyAlgorithm):
         :param trusted: Whether a buffer that SB3 has pickled is read, which can run any code
         :raises ValueError: If the buffer does not fit this model's, or if ``trusted`` is False and it is a pickle.
         """
-        archive.load_buffer(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
+        buffer_file.load(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]

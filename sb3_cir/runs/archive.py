@@ -1,5 +1,5 @@
 """
-Saved models and replay buffers, read without trusting them.
+Saved models, read without trusting them.
 
 SB3's archives hold pickles, which run whatever code their maker put there when they are loaded. Ours have plain values and
 arrays beside them, of all that a model needs. ``load(..., trusted=False)`` reads these alone, also in SB3's format, in which
@@ -10,19 +10,16 @@ comparison of each array with what it replaces.
 """
 
 import io
-import pathlib
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import __version__ as sb3_version
-from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import VectorizedActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import data_to_json, json_to_data, open_path
@@ -30,14 +27,12 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_cir.buffers import cut_off
-from sb3_cir.runs import arguments, checkpoint, files, parameters, rows, state
-from sb3_cir.runs.files import DamagedError, short
-from sb3_cir.runs.plain import Argument, Buffer, Model, Rows, from_plain, validate
+from sb3_cir.runs import arguments, checkpoint, files, parameters, state
+from sb3_cir.runs.files import DamagedError, File, short
+from sb3_cir.runs.plain import Argument, Model, from_plain, validate
 
 MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
 VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
-File = str | pathlib.Path | io.BufferedIOBase
 
 # What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
 DISPENSABLE = {"lr_schedule", "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"}
@@ -122,7 +117,7 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
         VERSION: sb3_version,
         SYSTEM: get_system_info(print_info=False)[1],
     }
-    if isinstance(path, (str, pathlib.Path)):
+    if isinstance(path, (str, Path)):
         files.write_whole(_place(Path(path)).resolve(), files.pack_archive(members).getbuffer())
     else:
         files.pack_archive(members, open_path(path, "w"))
@@ -146,7 +141,7 @@ def load(kind: type[Any], path: File, options: Options) -> Any:
     :return: The model
     :raises ValueError: If the file is a checkpoint, is damaged or is another algorithm's, or if it has what cannot be read.
     """
-    if isinstance(path, (str, pathlib.Path)) and files.is_checkpoint(Path(path)):
+    if isinstance(path, (str, Path)) and files.is_checkpoint(Path(path)):
         raise ValueError(f"{path} is a checkpoint: {kind.__name__}.resume(path, env) reads it.")
     if options.print_system_info:
         print("== CURRENT SYSTEM INFO ==")
@@ -195,7 +190,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
 
 def _bytes(path: File) -> tuple[str, bytes]:
     """:return: The file's name, and what is in it"""
-    if not isinstance(path, (str, pathlib.Path)):
+    if not isinstance(path, (str, Path)):
         path.seek(0)  # Where it was left does not matter to SB3 either: a zip is read from its end.
         return str(getattr(path, "name", path)), path.read()
     found = files.find(path, ".zip")
@@ -420,104 +415,3 @@ def put_parameters(model: OffPolicyAlgorithm, path: File, exact_match: bool) -> 
     parameters.check(model, arrays, content.what, finite=False)
     parameters.check_rates(model, rates, content.what)
     parameters.put(model, arrays, rates)
-
-
-# Replay buffers
-
-
-def save_buffer(buffer: ReplayBuffer, path: File) -> None:
-    """
-    :param buffer: A replay buffer
-    :param path: Where to
-    """
-    rows.warn_of_losses(buffer)
-    parts = rows.parts(buffer)
-    arrays = {
-        f"{name}/{key}": column[: rows.filled(part)]
-        for name, part in parts.items()
-        for key, column in rows.columns(part).items()
-    }
-    described = {name: rows.describe(part, []) for name, part in parts.items()}
-    said = Buffer(format=1, buffers=described, checksum=0)
-    manifest = said.model_copy(update={"checksum": _checksum(said, arrays)}).model_dump_json()
-    if not isinstance(path, (str, pathlib.Path)):
-        path.write(files.pack(arrays, manifest))
-        return
-    files.write_arrays(files.place_for_arrays(path), arrays, manifest)
-
-
-def _checksum(manifest: Buffer, arrays: dict[str, np.ndarray]) -> int:
-    """Of all rows, and of all that the manifest says besides this."""
-    return files.checksum(arrays, manifest.model_copy(update={"checksum": 0}).model_dump_json())
-
-
-def load_buffer(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, unpickle: Callable[..., None]) -> None:
-    """
-    :param model: A model, whose replay buffer is filled
-    :param path: Where one was saved
-    :param truncate: Whether the episode that was under way counts as ended
-    :param trusted: Whether a pickle is read
-    :param unpickle: SB3's own ``load_replay_buffer``
-    :raises ValueError: If it does not fit, or is a pickle that is not trusted.
-    """
-    if isinstance(path, (str, pathlib.Path)):
-        path = files.find(path, ".safetensors", ".pkl")
-    what = str(path if isinstance(path, (str, pathlib.Path)) else getattr(path, "name", path))
-    if files.is_trusted_pickle(path, trusted, what):
-        unpickle(path, truncate)
-        return
-    said, arrays = files.read_arrays(path, what)
-    manifest = validate(Buffer, files.read_json(said, what), what)
-    buffer = _buffer_to_fill(model, manifest.buffers, what)
-    parts = rows.parts(buffer)
-    if parts.keys() != manifest.buffers.keys():
-        raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
-    columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
-    for key, array in arrays.items():
-        owner, _, column = key.partition("/")
-        columns.setdefault(owner, {})[column] = array
-    for name, part in parts.items():
-        saved = manifest.buffers[name]
-        rows.check(part, saved, what)
-        rows.check_columns(columns[name], saved, rows.filled_of(saved, part), set(), what)
-    if columns.keys() != parts.keys() or _checksum(manifest, arrays) != manifest.checksum:
-        raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
-    for name, part in parts.items():
-        rows.load(part, manifest.buffers[name], iter([(0, columns[name])]))
-        if truncate and isinstance(part, HerReplayBuffer):
-            part.truncate_last_trajectory()
-        elif truncate and isinstance(part, NStepReplayBuffer):
-            cut_off(part)
-    buffer.device = model.device
-    model.replay_buffer, model.buffer_size = buffer, max(part.buffer_size * part.n_envs for part in parts.values())
-
-
-def _buffer_to_fill(model: OffPolicyAlgorithm, saved: Mapping[str, Rows], what: str) -> ReplayBuffer:
-    """
-    :param model: A model
-    :param saved: The replay buffers that are in a file
-    :param what: The file
-    :return: The model's own. Where it has been given away, and where the saved one has another size, which is the one that
-        counts with SB3: one as the model was made with, of that size
-    :raises ValueError: If that does not fit into memory.
-    """
-    own = getattr(model, "replay_buffer", None)
-    sizes = [each.size * each.n_envs for each in saved.values()] or [model.buffer_size]
-    if own is not None and {each.buffer_size * each.n_envs for each in rows.parts(own).values()} == set(sizes):
-        return cast(ReplayBuffer, own)
-    assert model.replay_buffer_class is not None
-    kwargs: dict[str, Any] = dict(model.replay_buffer_kwargs)
-    if issubclass(model.replay_buffer_class, HerReplayBuffer):
-        kwargs["env"] = model.env
-    try:
-        return model.replay_buffer_class(
-            max(sizes),
-            model.observation_space,
-            model.action_space,
-            device=model.device,
-            n_envs=model.n_envs,
-            optimize_memory_usage=model.optimize_memory_usage,
-            **kwargs,
-        )
-    except MemoryError as error:
-        raise ValueError(f"{what}: a replay buffer of {max(sizes)} transitions does not fit into memory.") from error

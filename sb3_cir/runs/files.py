@@ -22,6 +22,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+File = str | Path | io.BufferedIOBase  # a place, or what is open there
+
 CHECKPOINT = re.compile(r"step_(\d{1,18})\.zip")
 ROWS_FOLDER = "transitions"
 ROWS = re.compile(r"[a-z_]+_\d{1,18}_[0-9a-f]{12}\.safetensors")
