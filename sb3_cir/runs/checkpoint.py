@@ -197,7 +197,8 @@ def read(place: Path) -> Stored:
                     error.errno, f"{error.strerror}: it cannot be read, so whether it is whole is not known", str(path)
                 ) from error
     if found is None:
-        raise FileNotFoundError(f"{place}: there is no checkpoint that can be read.")
+        anew = f" ({len(there)} are damaged: move them away to begin the run anew)" if there else ""
+        raise FileNotFoundError(f"{place}: there is no checkpoint that can be read{anew}.")
     return found
 
 
