@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-Change = Callable[[Path], None]
+Change = Callable[[Path], None]  # alters a copy of a source's folder in place
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def in_zip(file: str, change: Callable[[dict[str, bytes]], Any]) -> Change:
     """
     :param file: Name of the zip
     :param change: Alters its members
-    :return: The same, to a folder
+    :return: The same, as a change of a folder
     """
 
     def changed(folder: Path) -> None:
@@ -77,7 +77,7 @@ def in_json(file: str, member: str, change: Callable[[Any], Any]) -> Change:
     :param file: Name of the zip
     :param member: Of it, JSON
     :param change: Alters what it holds, or returns what is to stand in its place
-    :return: The same, to a folder
+    :return: The same, as a change of a folder
     """
 
     def changed(members: dict[str, bytes]) -> None:
@@ -92,7 +92,7 @@ def in_arrays(file: str, change: Callable[[dict[str, np.ndarray]], Any]) -> Chan
     """
     :param file: Name of the zip
     :param change: Alters its arrays
-    :return: The same, to a folder
+    :return: The same, as a change of a folder
     """
 
     def changed(members: dict[str, bytes]) -> None:
@@ -107,7 +107,7 @@ def in_bytes(pattern: str, change: Callable[[bytearray], Any]) -> Change:
     """
     :param pattern: Which file; of several the last
     :param change: Alters its bytes, or returns what is to stand in their place
-    :return: The same, to a folder
+    :return: The same, as a change of a folder
     """
 
     def changed(folder: Path) -> None:

@@ -37,7 +37,7 @@ def styled(**more: Any) -> mpl.rc_context:
     """
     Matplotlib settings that all figures share.
 
-    :param more: Others
+    :param more: Settings of one command beside these, by Matplotlib's names
     :return: To be used with ``with``
     """
     return mpl.rc_context(STYLE | more)

@@ -31,6 +31,7 @@ from sb3_cir.runs import arguments
 ROWS = 50  # of the replay buffer: its ring has closed
 STEPS = 60
 EVERY = 20
+NEWEST, OLDER = f"step_{STEPS}.zip", f"step_{STEPS - EVERY}.zip"
 
 Plain = dict[str, Any]
 
@@ -528,9 +529,6 @@ def first_format_variants() -> Iterator[Variant]:
         members["policy.pth"] = much.getvalue()
 
     yield Variant(source, "much more than a GiB of numbers, compressed", in_zip(file, bomb))
-
-
-NEWEST, OLDER = f"step_{STEPS}.zip", f"step_{STEPS - EVERY}.zip"
 
 
 def checkpoint_variants() -> Iterator[Variant]:

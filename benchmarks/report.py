@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
         print(shown.to_markdown(index=False, disable_numparse=True))
     if options.out:
         page = Page(options.out, f"{found.suite.title}: CIR's benchmarks", f"{how_it_was_made()} {_UNITS}")
-        with figures.styled(**{"text.parse_math": False}):  # a method's name may have a $ in it
+        with figures.styled(**{"text.parse_math": False}):  # names of methods may have a $
             _fill(page, found, own, aggregates, measured.runs, options)
         page.write()
     return 0

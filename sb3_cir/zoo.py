@@ -1,6 +1,6 @@
 """
-CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file and
-``zoo_search.py`` alone know rl_zoo3.
+CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file,
+``zoo_search.py`` and ``zoo_hook.py`` alone know RL Zoo.
 
 **Folders from other people.** ``enjoy``, ``record_video`` and ``push_to_hub`` run what a downloaded folder says, whatever the
 algorithm: RL Zoo reads ``config.yml`` and ``args.yml`` with a loader that makes any Python object, evaluates the value of
@@ -178,14 +178,14 @@ def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method
 
 
 def _add_search_spaces(hyperparams_opt: ModuleType) -> None:
+    samplers, converters = hyperparams_opt.HYPERPARAMS_SAMPLER, hyperparams_opt.HYPERPARAMS_CONVERTER
     for algo in ALGOS:
         like = methods.METHODS[algo].search_space
         if like in zoo_search.SPACES:
             sample, convert = zoo_search.SPACES[like]
-            sample = functools.partial(sample, hyperparams_opt)
-        else:  # RL Zoo's own, as SAC's
-            sample, convert = hyperparams_opt.HYPERPARAMS_SAMPLER[like], hyperparams_opt.HYPERPARAMS_CONVERTER[like]
-        hyperparams_opt.HYPERPARAMS_SAMPLER[algo], hyperparams_opt.HYPERPARAMS_CONVERTER[algo] = sample, convert
+            samplers[algo], converters[algo] = functools.partial(sample, hyperparams_opt), convert
+        else:  # RL Zoo's own
+            samplers[algo], converters[algo] = samplers[like], converters[like]
 
 
 def yaml_of(algo: str) -> Path:

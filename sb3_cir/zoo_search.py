@@ -3,10 +3,10 @@
 from types import ModuleType
 from typing import Any
 
-Sampled = dict[str, Any]
+Arguments = dict[str, Any]
 
 
-def sample_cir(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Sampled) -> Sampled:
+def sample_cir_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Arguments) -> Arguments:
     """
     CIR's search space for ``-optimize``: what the paper's parameter studies vary, and SAC's usual ones around them.
 
@@ -18,7 +18,7 @@ def sample_cir(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additio
     :return: Arguments for CIR
     """
     sampled = {
-        **_sample_usual(trial),
+        **_sample_usual_params(trial),
         "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
         "sample_reuse": trial.suggest_int("sample_reuse", 1, 4),
         "width": trial.suggest_categorical("width", [128, 256, 512]),
@@ -27,15 +27,15 @@ def sample_cir(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additio
     }
     if additional_args["using_her_replay_buffer"]:
         sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
-    return _as_arguments(trial, convert_cir(sampled))
+    return _as_arguments(trial, convert_cir_params(sampled))
 
 
-def convert_cir(sampled: Sampled) -> Sampled:
+def convert_cir_params(sampled: Arguments) -> Arguments:
     """
-    :param sampled: A trial's values, by the names in :func:`sample_cir`
+    :param sampled: A trial's values, by the names in :func:`sample_cir_params`
     :return: Arguments for CIR
     """
-    params = _convert_usual(sampled)
+    params = _convert_usual_params(sampled)
     width = params.pop("width")
     params["policy_kwargs"] = dict(
         net_arch=dict(pi=[width, width], qf=[width] * params.pop("depth")), avg_r_norm_coef=params.pop("avg_r_norm_coef")
@@ -43,7 +43,7 @@ def convert_cir(sampled: Sampled) -> Sampled:
     return params
 
 
-def sample_simba(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Sampled) -> Sampled:
+def sample_simba_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Arguments) -> Arguments:
     """
     The search space of SimBa and BRO for ``-optimize``: SAC's usual one, and the size of the networks in residual blocks.
 
@@ -55,26 +55,26 @@ def sample_simba(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, addit
     :return: Arguments for SimBa or BRO
     """
     sampled = {
-        **_sample_usual(trial),
+        **_sample_usual_params(trial),
         "actor_width": trial.suggest_categorical("actor_width", [64, 128, 256]),
         "critic_width": trial.suggest_categorical("critic_width", [128, 256, 512]),
         "critic_blocks": trial.suggest_int("critic_blocks", 1, 3),
     }
-    return _as_arguments(trial, convert_simba(sampled))
+    return _as_arguments(trial, convert_simba_params(sampled))
 
 
-def convert_simba(sampled: Sampled) -> Sampled:
+def convert_simba_params(sampled: Arguments) -> Arguments:
     """
-    :param sampled: A trial's values, by the names in :func:`sample_simba`
+    :param sampled: A trial's values, by the names in :func:`sample_simba_params`
     :return: Arguments for SimBa or BRO
     """
-    params = _convert_usual(sampled)
+    params = _convert_usual_params(sampled)
     critic = [params.pop("critic_width")] * params.pop("critic_blocks")
     params["policy_kwargs"] = dict(net_arch=dict(pi=[params.pop("actor_width")], qf=critic))
     return params
 
 
-def sample_td7(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Sampled) -> Sampled:
+def sample_td7_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Arguments) -> Arguments:
     """
     TD7's search space for ``-optimize``: the usual one without an averaging of targets, exploration, and LAP's exponent.
 
@@ -86,27 +86,27 @@ def sample_td7(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additio
     :return: Arguments for TD7
     """
     sampled = {
-        **_sample_usual(trial, tau=False),
+        **_sample_usual_params(trial, tau=False),
         "target_update_interval": trial.suggest_categorical("target_update_interval", [100, 250, 500, 1000]),
         "exploration_noise": trial.suggest_float("exploration_noise", 0.02, 0.3, log=True),
         "priority_exponent": trial.suggest_float("priority_exponent", 0.0, 0.8),
         "width": trial.suggest_categorical("width", [128, 256, 512]),
     }
-    return _as_arguments(trial, convert_td7(sampled))
+    return _as_arguments(trial, convert_td7_params(sampled))
 
 
-def convert_td7(sampled: Sampled) -> Sampled:
+def convert_td7_params(sampled: Arguments) -> Arguments:
     """
-    :param sampled: A trial's values, by the names in :func:`sample_td7`
+    :param sampled: A trial's values, by the names in :func:`sample_td7_params`
     :return: Arguments for TD7
     """
-    params = _convert_usual(sampled)
+    params = _convert_usual_params(sampled)
     width = params.pop("width")
     params["policy_kwargs"] = dict(net_arch=[width, width], encoder_width=width)
     return params
 
 
-def _sample_usual(trial: Any, tau: bool = True) -> Sampled:
+def _sample_usual_params(trial: Any, tau: bool = True) -> Arguments:
     sampled = {
         "one_minus_gamma": trial.suggest_float("one_minus_gamma", 0.001, 0.05, log=True),
         "learning_rate": trial.suggest_float("learning_rate", 1e-5, 2e-3, log=True),
@@ -115,14 +115,14 @@ def _sample_usual(trial: Any, tau: bool = True) -> Sampled:
     return sampled | ({"tau": trial.suggest_float("tau", 0.001, 0.05, log=True)} if tau else {})
 
 
-def _convert_usual(sampled: Sampled) -> Sampled:
+def _convert_usual_params(sampled: Arguments) -> Arguments:
     params = dict(sampled)
     params["gamma"] = 1 - params.pop("one_minus_gamma")
     params["batch_size"] = 2 ** params.pop("batch_size_pow")
     return params
 
 
-def _as_arguments(trial: Any, params: Sampled) -> Sampled:
+def _as_arguments(trial: Any, params: Arguments) -> Arguments:
     """Have Optuna's reports show these as they are used."""
     for name in ("gamma", "batch_size"):
         trial.set_user_attr(name, params[name])
@@ -131,7 +131,7 @@ def _as_arguments(trial: Any, params: Sampled) -> Sampled:
 
 # By the name in ``Method.search_space``: what draws a trial's arguments, and what makes them of the values of a finished one.
 SPACES = {
-    "cir": (sample_cir, convert_cir),
-    "simba": (sample_simba, convert_simba),
-    "td7": (sample_td7, convert_td7),
+    "cir": (sample_cir_params, convert_cir_params),
+    "simba": (sample_simba_params, convert_simba_params),
+    "td7": (sample_td7_params, convert_td7_params),
 }

@@ -72,10 +72,17 @@ def test_damaged(what: str, how: str, tmp_path: Path) -> None:
         path.write_bytes(b"nothing")
     with (
         pytest.warns(UserWarning, match="is damaged"),
-        pytest.raises(FileNotFoundError, match=r"there is no checkpoint that can be read \(2 are damaged"),
+        pytest.raises(FileNotFoundError, match=r"can be read \(damaged: step_45.zip, step_30.zip; moved"),
     ):
         CIR.resume(tmp_path, Walk())
     assert model.num_timesteps == 60
+
+
+def test_a_damaged_one_that_was_named(tmp_path: Path) -> None:
+    small(Walk()).learn(60, callback=Checkpoint(30, tmp_path))
+    (tmp_path / "step_30.zip").write_bytes(b"nothing")
+    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(FileNotFoundError, match="newer ones are there"):
+        CIR.resume(tmp_path / "step_30.zip", Walk())
 
 
 @pytest.mark.parametrize("what", ["step_37.zip", "transitions/replay_37_*.safetensors"])

@@ -19,8 +19,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from test_datasets import folder
-from test_resume import Discrete
-from walk import Stop, Walk
+from walk import Discrete, Stop, Walk
 
 from sb3_cir import CIR, datasets
 from sb3_cir.baselines import SimBa

@@ -12,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
-from gymnasium import spaces
 from sb3_contrib import QRDQN, TQC, CrossQ
 from small import PowerError, small
 from stable_baselines3 import DDPG, DQN, PPO, SAC, TD3
@@ -25,7 +24,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from test_off_dynamics import SOURCE, TARGET, Drift
 from test_save_load import same_tensors
 from torch import nn
-from walk import Stop, Walk, everything, make_env, pair
+from walk import Discrete, Stop, Walk, everything, make_env, pair
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SACTanhNorm, SimBa
@@ -386,15 +385,6 @@ RESUMABLE: dict[str, dict[str, Any]] = {
     "DQN": dict(model_class=resumable(DQN), discrete=True),
     "several, normalised": dict(model_class=CIR, n_envs=3, normalize=True),
 }
-
-
-class Discrete(gym.ActionWrapper):
-    """Two actions."""
-
-    action_space = spaces.Discrete(2)
-
-    def action(self, action):
-        return np.array([2.0 * action - 1], np.float32)
 
 
 @pytest.mark.parametrize("name", RESUMABLE)

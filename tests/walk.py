@@ -18,10 +18,11 @@ from sb3_cir import CIR
 class Walk(gym.Env):
     """
     A walk whose whole state is in its observation, so that an episode can be entered anywhere. Observations are (position,
-    step); episodes are cut off after 23 steps, unless ``length`` says otherwise.
+    step).
 
     :param start: The first observation of the first episode
     :param form: "flat", "dict", "scalar" (a Dict with a 0-d entry) or "goal"
+    :param length: Steps after which an episode is cut off
     """
 
     def __init__(self, start=(0.0, 0.0), form: str = "flat", length: int = 23):
@@ -58,7 +59,17 @@ class Walk(gym.Env):
         return -np.linalg.norm(achieved - desired, axis=-1)
 
 
+class Discrete(gym.ActionWrapper):
+    """Two actions."""
+
+    action_space = spaces.Discrete(2)
+
+    def action(self, action):
+        return np.array([2.0 * action - 1], np.float32)
+
+
 def make_env(starts: list, normalize: bool = False, **kwargs: Any):
+    """One walk for each of the observations that it is to start from."""
     env = DummyVecEnv([lambda start=start: Walk(start, **kwargs) for start in starts])
     return VecNormalize(env) if normalize else env
 
@@ -109,4 +120,5 @@ def everything(model: CIR) -> dict[str, Any]:
 
 
 def pair(model: CIR) -> list[ReplayBuffer]:
+    """The source's replay buffer and the target's."""
     return [model.replay_buffer.source, model.replay_buffer.target]

@@ -197,8 +197,13 @@ def read(place: Path) -> Stored:
                     error.errno, f"{error.strerror}: it cannot be read, so whether it is whole is not known", str(path)
                 ) from error
     if found is None:
-        anew = f" ({len(there)} are damaged: move them away to begin the run anew)" if there else ""
-        raise FileNotFoundError(f"{place}: there is no checkpoint that can be read{anew}.")
+        message = f"{place}: there is no checkpoint that can be read"
+        if len(there) < len(files.checkpoints(folder)):
+            message += ", newer ones are there"
+        elif there:
+            names = ", ".join(path.name for _, path in there)
+            message += f" (damaged: {names}; moved out of the folder, the run can begin anew)"
+        raise FileNotFoundError(f"{message}.")
     return found
 
 

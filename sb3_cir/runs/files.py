@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+Arrays = Mapping[str, np.ndarray]
 File = str | Path | io.BufferedIOBase  # a place, or what is open there
 
 CHECKPOINT = re.compile(r"step_(\d{1,18})\.zip")
@@ -107,7 +108,7 @@ def read_regular(path: Path, at_most: int = -1) -> bytes:
         return file.read(at_most)
 
 
-def pack(arrays: Mapping[str, np.ndarray], note: str | None = None) -> bytes:
+def pack(arrays: Arrays, note: str | None = None) -> bytes:
     """
     :param arrays: Arrays by name
     :param note: JSON that is to lie beside them
@@ -116,11 +117,11 @@ def pack(arrays: Mapping[str, np.ndarray], note: str | None = None) -> bytes:
     return safetensors.numpy.save(_contiguous(arrays), metadata=None if note is None else {NOTE: note})
 
 
-def _contiguous(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _contiguous(arrays: Arrays) -> dict[str, np.ndarray]:
     return {name: np.require(array, requirements="C") for name, array in arrays.items()}
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray], note: str) -> None:
+def write_arrays(path: Path, arrays: Arrays, note: str) -> None:
     """
     Write a file of arrays that may be larger than the memory that is left.
 
@@ -152,7 +153,7 @@ def place_for_arrays(path: str | Path) -> Path:
     return whole
 
 
-def read_arrays(path: str | Path | io.BufferedIOBase, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
+def read_arrays(path: File, what: str) -> tuple[bytes, dict[str, np.ndarray]]:
     """
     :param path: A file of arrays with a note
     :param what: What it is, for the error
@@ -188,7 +189,7 @@ def _check_header(content: bytes, what: str) -> None:
         )
 
 
-def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
+def is_pickle(path: File) -> bool:
     """
     :param path: A file
     :return: Whether it begins as pickles do. So does the length of some headers of arrays, which is small where it is one.
@@ -201,7 +202,7 @@ def is_pickle(path: str | Path | io.BufferedIOBase) -> bool:
     return first[:1] == b"\x80" and (len(first) < 8 or int.from_bytes(first, "little") > HEADER_BYTES)
 
 
-def is_trusted_pickle(path: str | Path | io.BufferedIOBase, trusted: bool, what: str) -> bool:
+def is_trusted_pickle(path: File, trusted: bool, what: str) -> bool:
     """
     :param path: A file
     :param trusted: Whether a pickle may be read
@@ -231,7 +232,7 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     return {name: np.require(array, requirements=["A", "W", "C"]) for name, array in arrays.items()}
 
 
-def checksum(arrays: Mapping[str, np.ndarray], note: str = "") -> int:
+def checksum(arrays: Arrays, note: str = "") -> int:
     """
     :param arrays: Arrays by name
     :param note: JSON that lies beside them

@@ -8,7 +8,6 @@ statistics are arrays and the settings are checked JSON beside them, in one safe
     env = normalization.load("normalization.safetensors", make_vec_env("Pendulum-v1"))
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +17,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.runs import files
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError, short
 from sb3_cir.runs.plain import Count, Schema, validate
 
 Limit = Annotated[float, Field(gt=0)]  # inf is none; NaN is not above 0
@@ -89,6 +88,7 @@ def _settings(normalizer: VecNormalize) -> Settings:
 
 
 def _without_returns(normalizer: VecNormalize) -> dict[str, np.ndarray]:
+    """Its statistics, but for those under way."""
     return {name: array for name, array in take(normalizer).items() if name != RETURNS}
 
 
@@ -107,7 +107,7 @@ def _make(
     return made
 
 
-# For a checkpoint, which has them among its other arrays
+# The statistics as arrays: in a file of their own above, in a checkpoint among its other arrays
 
 
 def take(normalizer: VecNormalize) -> dict[str, np.ndarray]:
@@ -123,7 +123,7 @@ def take(normalizer: VecNormalize) -> dict[str, np.ndarray]:
     return arrays
 
 
-def check(normalizer: VecNormalize, arrays: Mapping[str, np.ndarray], what: str) -> None:
+def check(normalizer: VecNormalize, arrays: Arrays, what: str) -> None:
     """
     :param normalizer: What normalises observations and rewards
     :param arrays: Statistics that it is to have
@@ -140,7 +140,7 @@ def check(normalizer: VecNormalize, arrays: Mapping[str, np.ndarray], what: str)
             raise ValueError(f"{what}: VecNormalize's {name.removeprefix('normalization/')} cannot be {short(theirs[name])}.")
 
 
-def put(normalizer: VecNormalize, arrays: Mapping[str, np.ndarray]) -> None:
+def put(normalizer: VecNormalize, arrays: Arrays) -> None:
     """
     :param normalizer: What normalises observations and rewards; its running returns stay
     :param arrays: The statistics that it is to have

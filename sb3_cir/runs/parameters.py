@@ -19,7 +19,7 @@ from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError, short
 
 VARIABLES = "variables"
 # What an optimiser keeps that is never below zero. It takes the root of some of it.
@@ -188,7 +188,7 @@ def to_array(value: Any) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, th.Tensor) else np.array(value, np.float64)
 
 
-def check(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], what: str, finite: bool = True) -> None:
+def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) -> None:
     """
     :param model: A model
     :param arrays: What :func:`take` gave of another, to be put into this one
@@ -237,7 +237,7 @@ def check_rates(model: BaseAlgorithm, rates: Mapping[str, list[float]], what: st
             raise DamagedError(f"{what}: the learning rates of {name} cannot be {short(each)}.")
 
 
-def check_counts(value: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
+def check_counts(value: Any, arrays: Arrays, what: str) -> None:
     """
     Lists as long, and counts as large, as no network of these arrays has them would take hours to build.
 
@@ -260,7 +260,7 @@ def check_counts(value: Any, arrays: Mapping[str, np.ndarray], what: str) -> Non
 
 
 def of_both(
-    model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[str, list[float]], what: str
+    model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]], what: str
 ) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
     """
     :param model: A model
@@ -289,7 +289,7 @@ class _WithoutMemory(TorchFunctionMode):
         return args[0] if func is th.Tensor.to else func(*args, **(kwargs or {}))
 
 
-def rehearse(model: Any, arrays: Mapping[str, np.ndarray], what: str) -> None:
+def rehearse(model: Any, arrays: Arrays, what: str) -> None:
     """
     Build the networks once without memory, to see that they have the sizes of the arrays.
 
@@ -319,7 +319,7 @@ def _say(form: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
     return "not there" if form is None else f"{form[0]} ({form[1]})"
 
 
-def put(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[str, list[float]]) -> None:
+def put(model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]]) -> None:
     """
     Make a model what another was. What holds on to a parameter, such as a compiled update, goes on seeing it.
 
@@ -341,7 +341,7 @@ def put(model: BaseAlgorithm, arrays: Mapping[str, np.ndarray], rates: Mapping[s
                     group["lr"] = rate
 
 
-def _put_moments(name: str, optimizer: th.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
+def _put_moments(name: str, optimizer: th.optim.Optimizer, arrays: Arrays) -> None:
     optimizer.state.clear()
     for index, (parameter, state) in enumerate(zip(_parameters(optimizer), _first_moments(optimizer), strict=True)):
         kept = {key: arrays[f"{name}/{index}/{key}"] for key in state if f"{name}/{index}/{key}" in arrays}

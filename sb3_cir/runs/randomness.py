@@ -1,17 +1,14 @@
 """Random states, taken and put back: of Python's, NumPy's and torch's global generators, and of the action space."""
 
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError, short
 from sb3_cir.runs.plain import NumpyRandom, PythonRandom, Random, SpaceRandom
-
-Arrays = Mapping[str, np.ndarray]
 
 
 def take(model: OffPolicyAlgorithm) -> Random:
@@ -49,27 +46,6 @@ def take_arrays() -> dict[str, np.ndarray]:
     return arrays
 
 
-def put(model: OffPolicyAlgorithm, states: Random, arrays: Arrays) -> None:
-    """
-    :param model: A model
-    :param states: Random states, but for the arrays among them
-    :param arrays: Those
-    """
-    random.setstate((3, tuple(arrays["random/python"].tolist()), states.python.gauss))
-    np.random.set_state(_numpy_state(states.numpy, arrays["random/numpy"]))
-    space = states.action_space
-    model.action_space.np_random.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": space.state, "inc": space.inc},
-        "has_uint32": space.has_uint32,
-        "uinteger": space.uinteger,
-    }
-    th.set_rng_state(th.from_numpy(arrays["random/torch"]))
-    cuda = [arrays[name] for name in sorted(arrays) if name.startswith("random/cuda/")]
-    if th.cuda.is_available() and len(cuda) == th.cuda.device_count():
-        th.cuda.set_rng_state_all([th.from_numpy(each) for each in cuda])
-
-
 def check(states: Random, arrays: Arrays, what: str) -> None:
     """
     Try random states on generators that nobody uses. (NumPy takes a position of 10**9, and crashes with the next number.)
@@ -90,6 +66,27 @@ def check(states: Random, arrays: Arrays, what: str) -> None:
             raise ValueError("the action space's generator has an even increment")
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         raise DamagedError(f"{what}: its random states cannot be ({short(str(error))}).") from error
+
+
+def put(model: OffPolicyAlgorithm, states: Random, arrays: Arrays) -> None:
+    """
+    :param model: A model
+    :param states: Random states, but for the arrays among them
+    :param arrays: Those
+    """
+    random.setstate((3, tuple(arrays["random/python"].tolist()), states.python.gauss))
+    np.random.set_state(_numpy_state(states.numpy, arrays["random/numpy"]))
+    space = states.action_space
+    model.action_space.np_random.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": space.state, "inc": space.inc},
+        "has_uint32": space.has_uint32,
+        "uinteger": space.uinteger,
+    }
+    th.set_rng_state(th.from_numpy(arrays["random/torch"]))
+    cuda = [arrays[name] for name in sorted(arrays) if name.startswith("random/cuda/")]
+    if th.cuda.is_available() and len(cuda) == th.cuda.device_count():
+        th.cuda.set_rng_state_all([th.from_numpy(each) for each in cuda])
 
 
 def _numpy_state(state: NumpyRandom, key: np.ndarray) -> dict[str, Any]:

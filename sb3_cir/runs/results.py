@@ -27,37 +27,23 @@ CALLBACKS: dict[type[BaseCallback], tuple[str, ...]] = {
     sb3.EveryNTimesteps: ("last_time_trigger",),
 }
 
-# What others have from them, which is none either.
+# What every callback has from SB3's base classes: no results.
 SB3S_OWN = {"num_timesteps", "verbose", "model", "parent", "locals", "globals", "_total_max_episodes", "_is_success_buffer"}
 
 # On a callback, what of it may be a result: before ``on_training_start()``, and when its first run began after that.
 BEFORE, AT_FIRST = "_sb3_cir_before", "_sb3_cir_at_first"
 
 
-def take(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
+def tree(callback: BaseCallback) -> Iterator[BaseCallback]:
     """
-    :param callback: The one that ``learn()`` was given
-    :return: For each class of callback in it, what of each object goes on. What has never changed is no result.
+    :param callback: A callback
+    :return: It, and all that it calls
     """
-    states: dict[str, list[dict[str, Any]]] = {}
-    room = MOST_VALUES
-    for each in tree(callback):
-        changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
-        lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
-        for name in set(changed) - set(lost):
-            size = _size(changed[name])
-            if size > room:
-                lost.append(name)
-            else:
-                room -= size
-        if lost:
-            warnings.warn(
-                f"{type(each).__name__}: no checkpoint can hold its {', '.join(sorted(lost))}: numbers alone, not too many.",
-                stacklevel=2,
-            )
-        kept = {name: value for name, value in changed.items() if name not in lost}
-        states.setdefault(type(each).__name__, []).append(kept)
-    return states
+    yield callback
+    others = [getattr(callback, name, None) for name in ("callback", "callback_on_new_best")]
+    for child in [*(getattr(callback, "callbacks", None) or ()), *others]:
+        if isinstance(child, BaseCallback):
+            yield from tree(child)
 
 
 def remember(callback: BaseCallback) -> None:
@@ -85,16 +71,30 @@ def begun(callback: BaseCallback) -> None:
         setattr(each, AT_FIRST, getattr(each, AT_FIRST, now) | set_now)
 
 
-def tree(callback: BaseCallback) -> Iterator[BaseCallback]:
+def take(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
     """
-    :param callback: A callback
-    :return: It, and all that it calls
+    :param callback: The one that ``learn()`` was given
+    :return: For each class of callback in it, what of each object goes on. What has never changed is no result.
     """
-    yield callback
-    others = [getattr(callback, name, None) for name in ("callback", "callback_on_new_best")]
-    for child in [*(getattr(callback, "callbacks", None) or ()), *others]:
-        if isinstance(child, BaseCallback):
-            yield from tree(child)
+    states: dict[str, list[dict[str, Any]]] = {}
+    room = MOST_VALUES
+    for each in tree(callback):
+        changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
+        lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
+        for name in set(changed) - set(lost):
+            size = _size(changed[name])
+            if size > room:
+                lost.append(name)
+            else:
+                room -= size
+        if lost:
+            warnings.warn(
+                f"{type(each).__name__}: no checkpoint can hold its {', '.join(sorted(lost))}: numbers alone, not too many.",
+                stacklevel=2,
+            )
+        kept = {name: value for name, value in changed.items() if name not in lost}
+        states.setdefault(type(each).__name__, []).append(kept)
+    return states
 
 
 def check(saved: Mapping[str, list[dict[str, Any]]], what: str) -> None:

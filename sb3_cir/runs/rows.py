@@ -14,14 +14,25 @@ consists.
 import inspect
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 
-from sb3_cir.runs.files import ROWS_FOLDER, DamagedError, checksum, flush, pack, read_regular, short, unpack, write_whole
+from sb3_cir.runs.files import (
+    ROWS_FOLDER,
+    Arrays,
+    DamagedError,
+    checksum,
+    flush,
+    pack,
+    read_regular,
+    short,
+    unpack,
+    write_whole,
+)
 from sb3_cir.runs.plain import Block, Column, Rows
 
 # A checkpoint writes at least one block, and a file of each is open once: neither too large nor too many.
@@ -266,7 +277,7 @@ def check_blocks(saved: Rows, folder: Path, elsewhere: set[str]) -> None:
         raise DamagedError(f"there are {end} rows of a replay buffer that has come to {saved.pos}.")
 
 
-def check_columns(arrays: Mapping[str, np.ndarray], saved: Rows, rows: int, elsewhere: set[str], what: str) -> None:
+def check_columns(arrays: Arrays, saved: Rows, rows: int, elsewhere: set[str], what: str) -> None:
     """
     :param arrays: Rows of a replay buffer, by column
     :param saved: What the manifest says of it
@@ -282,7 +293,7 @@ def check_columns(arrays: Mapping[str, np.ndarray], saved: Rows, rows: int, else
             raise DamagedError(f"{what}: {short(name)} is {found}, where {expected.get(name, 'nothing')} was expected.")
 
 
-def load(buffer: ReplayBuffer, saved: Rows, arrays: Iterator[tuple[int, Mapping[str, np.ndarray]]]) -> None:
+def load(buffer: ReplayBuffer, saved: Rows, arrays: Iterator[tuple[int, Arrays]]) -> None:
     """
     Fill a buffer that :func:`check` has found to fit.
 

@@ -20,10 +20,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_cir.buffers import cut_off
 from sb3_cir.runs import arguments, normalization, parameters, randomness, results, rows
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError, short
 from sb3_cir.runs.plain import Checkpoint
-
-Arrays = Mapping[str, np.ndarray]
 
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
@@ -197,16 +195,6 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
     model._last_obs = None
 
 
-def put_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any]) -> None:
-    """
-    :param model: A model
-    :param values: How far it has come, by the names of its counters, as :func:`check_counters` let them pass
-    """
-    for name in counters(model):
-        if name in values:
-            setattr(model, name, type(getattr(model, name))(values[name]))
-
-
 def check_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any], what: str) -> None:
     """
     :param model: A model
@@ -223,6 +211,16 @@ def check_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any], what: s
             raise DamagedError(f"{what}: {name} is {short(value)}, a {'whole ' if whole else ''}number was expected.")
         if name in COUNTERS and not 0 <= value < 2**53:
             raise DamagedError(f"{what}: {name} is {short(value)}, which nothing can have counted to.")
+
+
+def put_counters(model: OffPolicyAlgorithm, values: Mapping[str, Any]) -> None:
+    """
+    :param model: A model
+    :param values: How far it has come, by the names of its counters, as :func:`check_counters` let them pass
+    """
+    for name in counters(model):
+        if name in values:
+            setattr(model, name, type(getattr(model, name))(values[name]))
 
 
 def go_on(model: OffPolicyAlgorithm, stored: Stored, callback: BaseCallback, anew: bool) -> None:
