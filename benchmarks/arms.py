@@ -116,6 +116,10 @@ class PartsCategoricalCIR(ScalesRewards, PartsCIR):
         return (self._target_distribution(batch, ent_coef, noise) * self.critic.bins).sum(dim=1, keepdim=True)
 
 
+# Steps of the agent that the replay buffer has room for: those of the paper's hard tasks. What is not filled takes no memory.
+LONGEST = 500_000
+
+
 @dataclass(frozen=True)
 class Arm:
     """
@@ -146,7 +150,7 @@ class Arm:
         parts: dict[str, Any] = own | dict(weight_decay=0.01 if from_simba else 0.0) | self.parts
         parts["net_arch"] = dict(pi=[128] if parts["actor_body"] == "simba" else [width] * 2, qf=[width] * 2)
         # The same number of updates for all: SimBa's own warm-up is twice as long.
-        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=50_000, precision=precision)
+        arguments: dict[str, Any] = dict(learning_starts=2500, buffer_size=LONGEST, precision=precision)
         if from_simba:
             arguments["episodic"] = False  # no task of the screen ends by itself
         if self.entropy_per_action is not None:

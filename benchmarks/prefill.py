@@ -82,7 +82,8 @@ def record(model: CIR, transitions: int, folder: Path) -> float:
     returns: list[float] = []
     count = 0
     while count < transitions:
-        observations, steps = [env.reset()[0]], []
+        # The first time with the seed, which make_vec_env leaves to the vector's own reset
+        observations, steps = [env.reset(seed=None if returns else RECORDER_SEED)[0]], []
         while not steps or not (steps[-1][2] or steps[-1][3]):
             action, _ = model.predict(observations[-1])
             observation, *result, _ = env.step(action)

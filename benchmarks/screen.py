@@ -27,7 +27,7 @@ from stable_baselines3.sac.policies import Actor
 
 from benchmarks import keep, log
 from benchmarks.arguments import folder, not_negative, positive
-from benchmarks.arms import ARMS
+from benchmarks.arms import ARMS, LONGEST
 from sb3_cir import envs
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
@@ -234,8 +234,10 @@ def main(options: argparse.Namespace) -> int:
     """
     :param options: See :func:`add_arguments`
     :return: 0
-    :raises ValueError: If it would evaluate where it does not look.
+    :raises ValueError: If it would evaluate where it does not look, or if the replay buffer has no room for the run.
     """
+    if options.steps > LONGEST:
+        raise ValueError(f"--steps {options.steps}: at most {LONGEST}, the paper's.")
     if options.eval_every % options.every:
         raise ValueError(f"--eval-every {options.eval_every}: it must be a multiple of --every, which is {options.every}.")
     th.set_num_threads(1)

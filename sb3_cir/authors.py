@@ -80,7 +80,7 @@ def model(weights: Mapping[str, th.Tensor], env: gym.Env[Any, Any] | str, **kwar
     """
     :param weights: An actor's, as :func:`read` gives them
     :param env: The environment that it acts in; or its id, for one in the paper's protocol
-    :param kwargs: More of :class:`~sb3_cir.cir.CIR`'s arguments
+    :param kwargs: More of :class:`~sb3_cir.cir.CIR`'s arguments, ``policy_kwargs`` beside the authors' sizes too
     :return: A model with this actor and new critics
     :raises ValueError: If the actor's sizes are not the environment's, if a weight is not finite, or if actions are no Box.
     """
@@ -88,7 +88,8 @@ def model(weights: Mapping[str, th.Tensor], env: gym.Env[Any, Any] | str, **kwar
     if not isinstance(env.action_space, gym.spaces.Box):
         raise ValueError(f"The environment's action_space is {env.action_space}: CIR's actors are for a Box of actions.")
     first, second, last = (weights[f"{PREFIX}{layer}.weight"] for layer in LAYERS)
-    made = CIR("MlpPolicy", env, policy_kwargs=dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512])), **kwargs)
+    sizes = dict(net_arch=dict(pi=[len(first), len(second)], qf=[512, 512]))
+    made = CIR("MlpPolicy", env, **kwargs | dict(policy_kwargs=sizes | (kwargs.get("policy_kwargs") or {})))
     actor = made.actor
     order = columns(env)
     if order is not None and first.shape[1] == len(order):
@@ -132,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
         # For whoever goes on to learn
         made.buffer_size = inspect.signature(CIR).parameters["buffer_size"].default
         made.save(options.output)
-    except (OSError, ValueError, gym.error.Error) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, gym.error.Error) as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{options.output}: the actor is that of {options.weights}; the critics are new and have learned nothing.")
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
@@ -242,7 +242,8 @@ class NonFiniteGuard(BaseCallback):
     algorithm of Stable-Baselines3: ``model.learn(1e6, callback=NonFiniteGuard())``, or ``callback:
     sb3_cir.callbacks.NonFiniteGuard`` in RL Zoo's yaml.
 
-    After each rollout it looks at what the algorithm has logged under ``train/``, and now and then at all parameters.
+    After each rollout it looks at what the algorithm has logged under ``train/``, and now and then at all parameters. Within a
+    callback that has others called now and then, such as ``EveryNTimesteps``, it looks at both each time.
 
     :param folder: Where to save the model, as ``non_finite_<steps>_steps.zip``. Nothing that is there is written over.
         Default: the log's folder (``tensorboard_log``, or that of ``set_logger()``) if there is one, else the current one.
@@ -268,6 +269,8 @@ class NonFiniteGuard(BaseCallback):
         self._rollouts += 1
 
     def _on_step(self) -> bool:
+        if isinstance(self.parent, EventCallback):  # which passes on steps alone
+            self._check(self._bad_loss())
         return True
 
     def _on_training_end(self) -> None:
@@ -280,6 +283,8 @@ class NonFiniteGuard(BaseCallback):
         if record_scalars is not None:
             record_scalars()  # an algorithm may keep its losses back until the log is written, as CIR does on a GPU
         for name, value in self.logger.name_to_value.items():
+            if name == "train/explained_variance":
+                continue  # which SB3 has as NaN where all returns are equal
             if name.startswith("train/") and isinstance(value, (float, np.floating)) and not math.isfinite(value):
                 return name, float(value)
         return None
@@ -291,14 +296,17 @@ class NonFiniteGuard(BaseCallback):
         """
         tensors = dict(named_tensors(self.model))
         # The largest absolute value of all: one number to wait for where the tensors are on a GPU.
-        if bad_loss is None and nn.utils.get_total_norm(list(tensors.values()), math.inf, foreach=True).isfinite():
+        if bad_loss is None and nn.utils.get_total_norm(list(tensors.values()), math.inf).isfinite():
             return
         found = [bad for bad in (bad_loss, first_non_finite(tensors.items())) if bad is not None]
-        path = self._save()
         self._raised = True
+        try:
+            saved = f"was saved to {self._save()}"
+        except OSError as error:
+            saved = f"could not be saved ({error})"
         raise ValueError(
             f"{' and '.join(f'{value} in {name}' for name, value in found)} at step {self.num_timesteps}: training has ended, "
-            f"the model as it is now was saved to {path}."
+            f"the model as it is now {saved}."
         )
 
     def _save(self) -> Path:

@@ -310,6 +310,9 @@ def _check_entries(what: str, name: str, value: Any, length: int, space: spaces.
     """As :func:`_check_array`, for all entries of a space that is going to be flattened."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         for key, entry in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+            there = range(len(value)) if isinstance(value, (tuple, list)) else value if isinstance(value, dict) else ()
+            if key not in there:
+                raise ValueError(f"{what}: {name} have no {key}, which the dataset's space has.")
             _check_entries(what, f"{name}/{key}", value[key], length, entry)
     else:
         _check_array(what, name, np.asarray(value), length, space)

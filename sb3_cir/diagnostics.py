@@ -76,10 +76,15 @@ class QGain(BaseCallback):
         self.every = every
         self.batch_size = batch_size
 
+    def _on_training_start(self) -> None:
+        assert isinstance(self.model, OffPolicyAlgorithm)
+        assert self.model.replay_buffer is not None
+        self._updates_before = 0 if self.model.replay_buffer.size() else self.model._n_updates
+
     def _on_step(self) -> bool:
         assert isinstance(self.model, OffPolicyAlgorithm)
-        # Before the first update the buffer may have nothing to draw, as HER's has before an episode has ended.
-        learns = self.num_timesteps > self.model.learning_starts and self.model._n_updates > 0
+        # Before the first update the buffer may have nothing to draw: HER's before an episode has ended, a loaded model's.
+        learns = self.num_timesteps > self.model.learning_starts and self.model._n_updates > self._updates_before
         if self.num_timesteps % self.every < self.training_env.num_envs and learns:
             with unchanged_randomness(self.model.device):
                 self.logger.record("train/q_gain", self._look(self.model))

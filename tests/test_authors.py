@@ -40,6 +40,22 @@ def test_a_file_becomes_a_model_that_acts_as_they_do(tmp_path: Path, capsys: pyt
     assert model.buffer_size == 1_000_000  # to learn on with
 
 
+def test_arguments_of_the_policy_beside_their_sizes() -> None:
+    model = authors.model(actor().state_dict(), "Pendulum-v1", buffer_size=1, policy_kwargs=dict(n_critics=4), device="cpu")
+    assert len(model.critic(th.zeros(1, 3), th.zeros(1, 1))) == 4
+
+
+def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    th.save(actor().state_dict(), tmp_path / "weights.pt")
+
+    def fail(*args: object) -> None:
+        raise ImportError("dm_control tasks need the extra dmc")
+
+    monkeypatch.setattr(gym, "make", fail)
+    with pytest.raises(SystemExit, match=r"^error: dm_control tasks need the extra dmc$"):
+        authors.main([str(tmp_path / "weights.pt"), "--env", "Pendulum-v1", "-o", str(tmp_path / "model.zip")])
+
+
 def test_the_order_of_observations() -> None:
     """dm_control's order is not Gymnasium's: on walker the height stands in another place."""
     pytest.importorskip("dm_control", reason="needs the extra dmc")

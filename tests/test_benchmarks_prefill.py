@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from small import small
 
 from benchmarks import log, prefill
 from benchmarks.__main__ import main
@@ -22,3 +23,11 @@ def test_rows_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     header, _, *lines = capsys.readouterr().out.splitlines()[-5:]
     assert header.replace(" ", "") == "|steps|20|40|"
     assert [line.split(" | ")[0].strip("| ") for line in lines] == [*prefill.METHODS]
+
+
+def test_the_recording_is_the_same_each_time(tmp_path: Path) -> None:
+    returns = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        returns.append(prefill.record(small("Pendulum-v1"), 300, tmp_path / name))
+    assert returns[0] == returns[1]

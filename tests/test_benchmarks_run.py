@@ -435,6 +435,7 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
         (["theory", "--out", "FILE"], "FILE is a file"),
         (["speed", "--rounds", "0"], "--rounds: 0: it must be at least 1"),
         (["screen", "--arm", "cir", "--every", "2", "--eval-every", "3", "--out", "x"], "multiple of --every"),
+        (["screen", "--arm", "cir", "--steps", "600000", "--out", "x"], "--steps 600000: at most 500000"),
         (["hostile", "--part", "8", "8"], "the parts are 0 to 7"),
         (["hostile", "--only", "no such variant"], "no variant"),
         (["preset", "--out", "."], ". is a folder"),

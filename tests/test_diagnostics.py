@@ -1,5 +1,6 @@
 """What the critics believe beside what is true, on critics and rewards whose values are known."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -192,6 +193,14 @@ def test_evaluations_by_chance_change_nothing() -> None:
 def test_bad_arguments(kwargs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"=0: it must be at least 1\."):
         QGain(**kwargs)
+
+
+def test_a_loaded_model_has_nothing_to_look_at_yet(tmp_path: Path) -> None:
+    """It has made updates, and its replay buffer is empty."""
+    small("Pendulum-v1").learn(30).save(tmp_path / "model")
+    model = CIR.load(tmp_path / "model", gym.make("Pendulum-v1"), device="cpu")
+    assert model._n_updates
+    assert model.learn(10, callback=QGain(every=1), reset_num_timesteps=False).num_timesteps == 40
 
 
 def test_looks_are_counted_in_steps_of_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:

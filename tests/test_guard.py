@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch as th
 from small import small
-from stable_baselines3 import SAC
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3 import A2C, SAC
+from stable_baselines3.common.callbacks import BaseCallback, EveryNTimesteps
 from stable_baselines3.common.logger import configure
 
 from sb3_cir import CIR
@@ -126,6 +126,28 @@ def test_large_is_not_infinite(tmp_path: Path) -> None:
         model.critic.q_network.down[0].weight.fill_(1e30)
     assert model.learn(30, callback=NonFiniteGuard(tmp_path, check_freq=1)).num_timesteps == 30
     assert not list(tmp_path.iterdir())
+
+
+def test_within_a_callback_that_calls_now_and_then(tmp_path: Path) -> None:
+    """SB3's pass on steps alone, no beginnings of rollouts."""
+    name = "critic.q_network.down.0.weight"
+    callback = [Spoil(name, th.nan), EveryNTimesteps(20, NonFiniteGuard(tmp_path))]
+    with pytest.raises(ValueError, match=rf"^nan in {re.escape(name)} at step 40: "):
+        small("Pendulum-v1", gradient_steps=0).learn(60, callback=callback)
+
+
+def test_a_model_that_cannot_be_saved(tmp_path: Path) -> None:
+    """What was found is said all the same."""
+    (tmp_path / "file").touch()
+    callback = [Spoil("log_ent_coef", th.nan), NonFiniteGuard(tmp_path / "file", check_freq=1)]
+    with pytest.raises(ValueError, match=r"^nan in log_ent_coef at step 30: .* as it is now could not be saved \("):
+        small("Pendulum-v1", gradient_steps=0).learn(60, callback=callback)
+
+
+def test_no_variance_to_explain(tmp_path: Path) -> None:
+    """SB3 logs NaN for a single return, which is no fault."""
+    model = A2C("MlpPolicy", "Pendulum-v1", n_steps=1, device="cpu")
+    assert model.learn(5, callback=NonFiniteGuard(tmp_path)).num_timesteps == 5
 
 
 def test_check_freq() -> None:

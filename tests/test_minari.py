@@ -184,6 +184,12 @@ def test_what_cannot_become_a_vector(recorded: dict[str, Any], message: str) -> 
         datasets.fill(small(FlatFloat32(Parts())), "parts/random-v0")
 
 
+@pytest.mark.parametrize("recorded", [dict(speeds=(np.zeros((3, 2)), np.zeros((3, 3)))), np.zeros((3, 8))])
+def test_an_entry_that_is_not_there(recorded: Any) -> None:
+    with pytest.raises(ValueError, match=r"^episode 0: observations have no contact, which the dataset's space has"):
+        datasets._check_entries("episode 0", "observations", recorded, 2, Parts.observation_space)
+
+
 def test_images() -> None:
     """With their channels last, as datasets are published."""
 

@@ -87,6 +87,8 @@ def test_pickles_are_for_those_who_trust_them(tmp_path: Path) -> None:
         env.save(str(tmp_path / "sb3.pkl"))
         same(env, normalization.load(tmp_path / "sb3.pkl", pendulum(), trusted=True))
 
+    with pytest.raises(ValueError, match=r"sb3\.pkl: it is of other observations than those here"):
+        normalization.load(tmp_path / "sb3.pkl", make_vec_env("MountainCarContinuous-v0"), trusted=True)
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Makes(tmp_path / "made")))
     with pytest.raises(ValueError, match=r"bad\.pkl is a pickle, which can run any code: pass trusted=True"):
         normalization.load(tmp_path / "bad.pkl", pendulum())

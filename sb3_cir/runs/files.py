@@ -85,6 +85,8 @@ def _part_of(path: Path) -> Iterator[Path]:
 
 def flush(folder: Path) -> None:
     """:param folder: A folder whose names are to be on the disk"""
+    if os.name == "nt":
+        return  # Windows opens no folder
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -100,8 +102,9 @@ def read_regular(path: Path, at_most: int = -1) -> bytes:
     :raises DamagedError: If it is a folder, a pipe or a device, which may never end.
     :raises OSError: If it cannot be read.
     """
-    # Opening a pipe would wait for whoever writes to it.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    # Opening a pipe would wait for whoever writes to it. Windows has none of the first two, and it alone has the last.
+    flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    handle = os.open(path, os.O_RDONLY | flags)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise DamagedError(f"{path}: this is no regular file.")

@@ -72,7 +72,10 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     """
     what = str(path)
     if files.is_trusted_pickle(path, trusted, what):
-        pickled = VecNormalize.load(what, venv)
+        try:
+            pickled = VecNormalize.load(what, venv)
+        except AssertionError as error:  # SB3's word for other observations
+            raise ValueError(f"{what}: it is of other observations than those here ({error}).") from error
         return _make(kind, venv, _settings(pickled), _without_returns(pickled), what)
     note, arrays = files.read_arrays(path, what)
     said = validate(Normalization, files.read_json(note, what), what)
