@@ -356,7 +356,7 @@ def scaling_curves(scores: list[Scores], suite: Suite, look: Look) -> Figure | N
             alpha=0.12,
             lw=0,
         )
-    mixed = any(task.hard for task in suite.tasks)
+    mixed = len({task.hard for task in suite.tasks}) > 1
     left.set_xlabel("k, thousand steps (medium tasks; hard tasks at 2k)" if mixed else "k, thousand steps")
     left.set_ylabel("mean score at k (CIR@k)")
     left.legend()

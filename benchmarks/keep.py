@@ -6,9 +6,13 @@ The file is a log (see :mod:`benchmarks.log`) that begins with comments. Each ru
 """
 
 import argparse
+import contextlib
+import fcntl
 import json
+import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ import pandas as pd
 
 from benchmarks import log
 from benchmarks.run import checkout, git_commit, processor, versions
+from sb3_cir.runs.files import write_whole
 
 _HEADING = "# Learning runs, kept by `python -m benchmarks keep`. Steps are simulator steps. Each run, and how it was made:"
 
@@ -102,7 +107,7 @@ def _load_kept(path: Path) -> log.Log:
 
 def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int, int]:
     """
-    Put runs into a file beside those that it has; a run that it has already is replaced.
+    Put runs into a file beside those that it has; a run that it has already is replaced. Two processes may do so at once.
 
     :param path: The CSV file
     :param rows: With the columns of a log
@@ -110,14 +115,26 @@ def add(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> tuple[int
     :return: How many runs and rows the file has now
     """
     found = {_key(run): run for run in runs}
-    if path.exists():
-        before = _load_kept(path)
-        old = [tuple(key) not in found for key in before.rows[log.RUN].itertuples(index=False)]
-        rows = pd.concat([before.rows[old], rows], ignore_index=True)
-        found = {_key(run): run for run in before.runs} | found
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, rows, list(found.values()))
+    with _alone_in(path.parent):
+        if path.exists():
+            before = _load_kept(path)
+            old = [tuple(key) not in found for key in before.rows[log.RUN].itertuples(index=False)]
+            rows = pd.concat([before.rows[old], rows], ignore_index=True)
+            found = {_key(run): run for run in before.runs} | found
+        write(path, rows, list(found.values()))
     return len(found), len(rows)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """While another process is in here, wait."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _key(run: dict[str, Any]) -> tuple[Any, ...]:
@@ -141,4 +158,4 @@ def write(path: Path, rows: pd.DataFrame, runs: list[dict[str, Any]]) -> None:
     :param runs: How each run was made
     """
     comments = [_HEADING, *(f"# {json.dumps(run)}" for run in runs)]
-    log.write_whole(path, "\n".join(comments) + "\n" + rows[log.COLUMNS].to_csv(index=False))
+    write_whole(path, ("\n".join(comments) + "\n" + rows[log.COLUMNS].to_csv(index=False)).encode())

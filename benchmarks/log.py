@@ -14,7 +14,8 @@ Columns are those of SimBa's and CIR's own logs, so that anybody's can be read b
 Published logs differ in details, and are read as they are published. Names of tasks and methods are matched whatever their
 case, hyphens and underscores; a method's other names are in ``sb3_cir.methods``. An unknown method or task keeps its own name.
 A first column without a name is passed over, and so are rows in which something is missing. Of several rows for the same run,
-metric and step **the first counts**, in the order of the files.
+metric and step **the first counts**, in the order of the files. Where two files have one run with other values, or take turns
+in its steps, they are of two runs, and the first file counts alone.
 
 A file may begin with comments. Those of ``python -m benchmarks keep`` say of each run how it was made: see :class:`Log`.
 
@@ -23,7 +24,6 @@ RL Zoo's folders are read too: each ``evaluations.npz`` in them.
 
 import csv
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterable
@@ -36,6 +36,7 @@ import pandas as pd
 
 from benchmarks import zoo_log
 from sb3_cir.methods import of_log
+from sb3_cir.runs.files import write_whole
 from sb3_cir.tasks import TASKS
 
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
@@ -62,27 +63,12 @@ class Log:
     notes: list[str] = field(default_factory=list)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """
-    Write a file so that a reader, or a process killed at any moment, finds either the old content or the new.
-
-    :param path: The file
-    :param text: Its content
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(part, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def write(path: Path, rows: pd.DataFrame) -> None:
     """
     :param path: The CSV file, replaced as a whole
     :param rows: With the columns :data:`COLUMNS`
     """
-    write_whole(path, rows[COLUMNS].to_csv(index=False))
+    write_whole(path, rows[COLUMNS].to_csv(index=False).encode())
 
 
 def read(paths: Iterable[str | Path]) -> pd.DataFrame:
@@ -117,7 +103,7 @@ def load(paths: Iterable[str | Path]) -> Log:
         found = [path] if path.is_file() else _logs_in(path, notes)
         files |= {file.resolve(): file for file in found}
         named |= {path} & set(found)
-    tables, runs = [pd.DataFrame(columns=COLUMNS).astype(_NUMBERS)], []
+    tables, runs = [pd.DataFrame(columns=[*COLUMNS, "file"]).astype(_NUMBERS)], []
     for file in files.values():
         try:
             table, made = _read_any(file)
@@ -126,7 +112,7 @@ def load(paths: Iterable[str | Path]) -> Log:
                 raise
             notes.append(f"Left out: {error}")
         else:
-            tables.append(table)
+            tables.append(table.assign(file=str(file)))
             runs += made
     filled = [table for table in tables if len(table)] or tables[:1]
     return Log(_tidy(pd.concat(filled, ignore_index=True), notes), runs, notes)
@@ -177,6 +163,7 @@ def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         seed=rows.seed.astype(int),
         env_step=rows.env_step.round().astype(int),
     )
+    rows = _of_one_run(rows, notes)
     again = rows.duplicated(COLUMNS[:-1])
     if again.any():
         one = rows[again].iloc[0]
@@ -186,7 +173,41 @@ def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
             f"{again.sum()} rows are left out: the same run, metric and step stands earlier, {other} times with another "
             f"value. The first counts (e.g. {where})."
         )
-    return rows[~again].reset_index(drop=True)
+    return rows[~again][COLUMNS].reset_index(drop=True)
+
+
+def _of_one_run(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+    """Without the rows of a second run by the name of another one. A second part or copy of a run stays."""
+    left_out: dict[tuple[str, str], list[pd.DataFrame]] = {}
+    doubtful = rows[rows.groupby(RUN).file.transform("nunique") > 1]
+    for _, of_run in doubtful.groupby(RUN, sort=False):
+        first, *others = (of_file for _, of_file in of_run.groupby("file", sort=False))
+        for other in others:
+            if _go_together(first, other):
+                first = pd.concat([first, other])
+            else:
+                left_out.setdefault((other.file.iloc[0], first.file.iloc[0]), []).append(other)
+    for (file, before), runs in left_out.items():
+        one = runs[0].iloc[0]
+        notes.append(
+            f"{len(runs)} runs of {file} are left out: {before} has others of the same method, task and seed, and the first "
+            f"counts (e.g. {one.exp_name} on {one.env_name}, seed {one.seed})."
+        )
+    return rows.drop(pd.concat([other for runs in left_out.values() for other in runs]).index) if left_out else rows
+
+
+def _go_together(first: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether two files can be of one run: for each metric the same where both have a step, else one after the other."""
+    for metric in set(first.metric) & set(other.metric):
+        known, more = (
+            table[table.metric == metric].drop_duplicates("env_step").set_index("env_step").value for table in (first, other)
+        )
+        both = known.index.intersection(more.index)
+        own, new = known.index.difference(both), more.index.difference(both)
+        in_turns = len(own) and len(new) and new.min() < own.max() and own.min() < new.max()
+        if in_turns or (known[both] != more[both]).any():
+            return False
+    return True
 
 
 def _logs_in(folder: Path, notes: list[str]) -> list[Path]:

@@ -1,7 +1,9 @@
 """What runs inside a job's RL Zoo process: an SB3 callback that keeps the log and the progress."""
 
+import contextlib
 import json
 import time
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, Ev
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks import log
+from sb3_cir.runs.files import write_whole
 
 PROGRESS_EVERY = 2.0  # seconds
 
@@ -82,7 +85,10 @@ class Recorder(BaseCallback):
         path = self.folder / "rows.csv"
         if path.exists() and len(log.read([path])) > len(rows):
             return
-        log.write(path, pd.DataFrame(rows, columns=log.COLUMNS))
+        try:
+            log.write(path, pd.DataFrame(rows, columns=log.COLUMNS))
+        except OSError as error:
+            warnings.warn(f"{path} could not be written, and will be at the next evaluation: {error}.", stacklevel=2)
 
     def _write_progress(self) -> None:
         self.last_progress = time.monotonic()
@@ -93,7 +99,8 @@ class Recorder(BaseCallback):
             "total": self.total_steps * self.action_repeat,
             "rate": (self.num_timesteps - first_step) * self.action_repeat / max(self.last_progress - since, 1e-3),
         }
-        log.write_whole(self.folder / "progress.json", json.dumps(progress))
+        with contextlib.suppress(OSError):  # on a full disk the view stands still, and the run goes on
+            write_whole(self.folder / "progress.json", json.dumps(progress).encode())
         if not self._learns and self.model._n_updates > self._first_updates:
             # Random steps took next to no time, and say nothing of what is left.
             self._learns, self._since = True, (self.last_progress, self.num_timesteps)

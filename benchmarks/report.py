@@ -19,6 +19,7 @@ from benchmarks.scores import PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
 from benchmarks.suites import SUITES, suite
 from sb3_cir.methods import of_log
+from sb3_cir.runs.files import write_whole
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #222 }
@@ -119,9 +120,8 @@ def _fill(
     chosen, scores, shared, reps = found.suite, found.scores, found.aggregated, options.reps
     printed = [Entry(method, PAPER, method) for method in paper_numbers(chosen).method.unique()]
     look = figures.Look([*(each.entry for each in scores), *printed])
-    if aggregates:
-        page.table("aggregates", "Aggregates", tables.aggregates_table(aggregates), _AGGREGATES_NOTE)
-        page.figure("aggregates", "", figures.aggregate_bars(aggregates, look))
+    page.table("aggregates", "Aggregates", tables.aggregates_table(aggregates), _AGGREGATES_NOTE)
+    page.figure("aggregates", "", figures.aggregate_bars(aggregates, look))
     if chosen.name == "parameter_c":
         page.figure("parameter_study", "The parameter", figures.parameter_study(shared, chosen, look), _PARAMETER_NOTE)
     if "cir" in chosen.methods and any(":" in method for method in chosen.methods):
@@ -142,8 +142,9 @@ def _fill(
     if not chosen.plain:
         page.table("per_task_returns", "Each task, plain returns", tables.per_task(scores, chosen, plain=True), _TASKS_NOTE)
     page.figure("learning_curves", "Learning curves", figures.learning_curves(scores, chosen, reps, look), _CURVES_NOTE)
-    shown = [run for run in runs if run["env_name"] in {task.name for task in chosen.tasks}]
-    page.table("origins", "How the measured runs were made", tables.origins(shown))
+    shown = within(measured, chosen, options.budget)[log.RUN].drop_duplicates().itertuples(index=False, name=None)
+    made = {tuple(run[key] for key in log.RUN): run for run in reversed(runs)}  # of two the first counts, as of rows
+    page.table("origins", "How the measured runs were made", tables.origins([made[run] for run in shown if run in made]))
     page.list("What was left out, and why", found.notes)
 
 
@@ -204,9 +205,10 @@ class Page:
         :param note: A sentence about it
         """
         if table.empty:
+            self._clear(name, "csv", "md")
             return
-        log.write_whole(self.folder / f"{name}.csv", table.to_csv(index=False))
-        log.write_whole(self.folder / f"{name}.md", table.to_markdown(index=False, disable_numparse=True) + "\n")
+        write_whole(self.folder / f"{name}.csv", table.to_csv(index=False).encode())
+        write_whole(self.folder / f"{name}.md", f"{table.to_markdown(index=False, disable_numparse=True)}\n".encode())
         self.text(heading, note)
         parts = [part.to_html(index=False, border=0) for part in _narrow(table)]
         self.parts.append(f"<div>{''.join(parts)}</div>")
@@ -219,6 +221,7 @@ class Page:
         :param note: A sentence about it
         """
         if figure is None:
+            self._clear(name, "png")
             return
         image = io.BytesIO()
         figure.savefig(image, format="png")
@@ -226,6 +229,11 @@ class Page:
         self.text(heading, note)
         data = base64.b64encode(image.getvalue()).decode()
         self.parts.append(f'<img alt="{html.escape(heading or name)}" src="data:image/png;base64,{data}">')
+
+    def _clear(self, name: str, *kinds: str) -> None:
+        """Files of an earlier report in this folder would seem to belong to this one."""
+        for kind in kinds:
+            (self.folder / f"{name}.{kind}").unlink(missing_ok=True)
 
     def list(self, heading: str, sentences: list[str]) -> None:
         """
@@ -241,11 +249,11 @@ class Page:
         body = "\n".join(self.parts)
         links = [f'<li><a href="#part-{number}">{html.escape(each)}</a></li>' for number, each in enumerate(self.contents, 1)]
         title = html.escape(self.title)
-        log.write_whole(
+        write_whole(
             self.folder / "index.html",
             f'<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>{title}</title>\n'
             f"<style>{_STYLE}</style></head>\n"
             f'<body><h1>{title}</h1>\n<p class="note">{html.escape(self.made)}</p>\n'
-            f"<nav><ul>{''.join(links)}</ul></nav>\n{body}\n</body></html>\n",
+            f"<nav><ul>{''.join(links)}</ul></nav>\n{body}\n</body></html>\n".encode(),
         )
         print(f"Written: {self.folder / 'index.html'}", file=sys.stderr)

@@ -30,11 +30,12 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import log, rate
+from benchmarks import rate
 from benchmarks.arguments import folder
 from benchmarks.jobs import ROOT, Job, Settings, method, rates
 from benchmarks.progress import View
 from benchmarks.suites import SUITES, suite
+from sb3_cir.runs.files import write_whole
 
 _VERSIONS_OF = ("torch", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "mujoco", "dm-control", "numpy", "ray")
 _PR_SET_PDEATHSIG = 1
@@ -322,7 +323,7 @@ def write_manifest(job: Job, command: list[str]) -> None:
             "versions": {"python": platform.python_version(), **versions()},
         }
     )
-    log.write_whole(path, json.dumps(manifest, indent=1))
+    write_whole(path, json.dumps(manifest, indent=1).encode())
 
 
 def versions() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """From rows to scores: runs, tasks and steps as arrays, the paper's aggregates, and rliable's bootstrap around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,23 +79,25 @@ class Scores:
 
     def over_steps(self) -> tuple[np.ndarray, np.ndarray]:
         """
-        Scores from the first step that every task has an evaluation for to the last one; none, where there is no such step.
+        Scores from the first step that every task has an evaluation for to the last one that all its runs have; none, where
+        there is no such step.
 
         :return: Fractions of the paper's steps ``(steps,)``, and scores ``(runs, tasks, steps)``
         """
-        first, last = max(curve.index[0] for curve in self.curves), min(curve.index[-1] for curve in self.curves)
+        first = max(curve.index[0] for curve in self.curves)
+        last = min(ends[curve.columns[: self.runs]].min() for curve, ends in zip(self.curves, self.ends, strict=True))
         steps = np.unique(np.concatenate([curve.index for curve in self.curves]))
         steps = steps[(steps >= first) & (steps <= last)]
         grid = [curve.iloc[:, : self.runs].reindex(steps, method="ffill").to_numpy() for curve in self.curves]
         return steps, np.stack([curve.T for curve in grid], axis=1)
 
 
-def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) -> list[Scores]:
+def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float | Mapping[str, float] = 1.0) -> list[Scores]:
     """
     :param rows: A log
     :param suite: Whose tasks are wanted
     :param source: Where the log comes from
-    :param budget: Evaluations after this fraction of the paper's steps are left out
+    :param budget: Evaluations after this fraction of the paper's steps are left out; one for all tasks, or by task
     :return: One for each method in the log that has a run of one of the tasks
     """
     found = []
@@ -110,17 +112,30 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float = 1.0) 
     return found
 
 
-def within(rows: pd.DataFrame, suite: Suite, budget: float) -> pd.DataFrame:
+def ends(scores: list[Scores]) -> dict[Task, list[float]]:
+    """
+    :param scores: Of each method
+    :return: For each task the fractions of the paper's steps at which its runs ended
+    """
+    found: dict[Task, list[float]] = {}
+    for each in scores:
+        for task, of_task in zip(each.tasks, each.ends, strict=True):
+            found.setdefault(task, []).extend(of_task)
+    return found
+
+
+def within(rows: pd.DataFrame, suite: Suite, budget: float | Mapping[str, float]) -> pd.DataFrame:
     """
     :param rows: A log
     :param suite: Whose tasks are wanted
-    :param budget: Up to which fraction of the paper's steps
+    :param budget: Up to which fraction of the paper's steps; one for all tasks, or by task
     :return: Its rows on these tasks up to there, with that ``fraction`` as one more column
     """
-    budgets = {task.name: task.env_steps for task in suite.tasks}
-    rows = rows[rows.env_name.isin(list(budgets))]
-    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(budgets)).round(9))
-    return rows[rows.fraction <= budget]
+    whole = {task.name: task.env_steps for task in suite.tasks}
+    limits = budget if isinstance(budget, Mapping) else dict.fromkeys(whole, budget)
+    rows = rows[rows.env_name.isin(list(whole))]
+    rows = rows.assign(fraction=(rows.env_step / rows.env_name.map(whole)).round(9))
+    return rows[rows.fraction <= rows.env_name.map(limits)]
 
 
 def _paired(curves: list[pd.DataFrame]) -> list[pd.DataFrame]:
@@ -185,7 +200,7 @@ def paper_numbers(suite: Suite) -> pd.DataFrame:
     :return: What the paper prints for it, as scores: columns ``row`` (task or aggregate), ``method``, ``mean``, ``std``
     """
     table = pd.DataFrame(published(suite.published) if suite.published else [], columns=["row", "column", "mean", "std"])
-    names = {task.name for task in suite.tasks}
+    names = {task.name for task in (suite.tasks if suite.printed is None else suite.printed)}
     if names < set(table.row) - {*AGGREGATES, "Average Return"}:
         # The printed aggregates are over all tasks of the table.
         table = table[table.row.isin(names)].reset_index(drop=True)

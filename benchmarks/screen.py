@@ -11,7 +11,9 @@ an arm that is to be compared by its learning has to be of the paper's size, the
 
 import argparse
 import copy
+import re
 import time
+import warnings
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,7 +63,8 @@ class Probe(BaseCallback):
     - ``q_bias``: Q along evaluation episodes minus the discounted return from there (see ``sb3_cir.diagnostics``);
       ``q_episode`` and ``discounted_return`` are its two terms
 
-    The first look after a run was resumed may lack the two parts of the gain: no checkpoint holds the policy of the last look.
+    It evaluates at the run's end too. The first look after a run was resumed may lack the two parts of the gain: no checkpoint
+    holds the policy of the last look.
 
     :param name: The method's name in the rows
     :param task: A task of dm_control, such as "dog-trot"
@@ -104,14 +107,14 @@ class Probe(BaseCallback):
 
     def _on_training_end(self) -> None:
         assert isinstance(self.model, SMR)
-        self._look(self.model)
+        self._look(self.model, evaluate=True)
 
-    def _look(self, model: SMR) -> None:
+    def _look(self, model: SMR, evaluate: bool = False) -> None:
         step, seconds = str(ACTION_REPEAT * self.num_timesteps), self.seconds
         model.policy.set_training_mode(False)
         with unchanged_randomness(model.device), th.no_grad():
             values = self._values(model) | self._parts_of_gain(model)
-            if self.num_timesteps % self.eval_every == 0:
+            if evaluate or self.num_timesteps % self.eval_every == 0:
                 values |= self._evaluate(model)
         # A run that goes on from its end has looked there already.
         self.found.setdefault(step, values | {log.UPDATES: model._n_updates, log.SECONDS: seconds})
@@ -125,7 +128,10 @@ class Probe(BaseCallback):
             for step, values in self.found.items()
             for metric, value in values.items()
         ]
-        keep.write(self.path, pd.DataFrame(rows, columns=log.COLUMNS), [self.made])
+        try:
+            keep.write(self.path, pd.DataFrame(rows, columns=log.COLUMNS), [self.made])
+        except OSError as error:
+            warnings.warn(f"{self.path} could not be written, and will be at the next look: {error}.", stacklevel=2)
 
     def _values(self, model: SMR) -> dict[str, float]:
         assert model.replay_buffer is not None
@@ -234,7 +240,8 @@ def main(options: argparse.Namespace) -> int:
     """
     :param options: See :func:`add_arguments`
     :return: 0
-    :raises ValueError: If it would evaluate where it does not look, or if the replay buffer has no room for the run.
+    :raises ValueError: If it would evaluate where it does not look, if the replay buffer has no room for the run, or if the
+        run was begun with other settings.
     """
     if options.steps > LONGEST:
         raise ValueError(f"--steps {options.steps}: at most {LONGEST}, the paper's.")
@@ -257,7 +264,7 @@ def main(options: argparse.Namespace) -> int:
     model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width, options.precision)
     if checkpoints(folder):
         model.restore(folder)
-        made |= dict(earlier=_earlier(path, model.num_timesteps))
+        made |= dict(earlier=_earlier(path, model.num_timesteps, command))
     if model.num_timesteps >= options.steps:
         print(f"{path}: {model.num_timesteps} steps are done.")
         return 0
@@ -266,9 +273,12 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _earlier(path: Path, n_steps: int) -> list[dict[str, Any]]:
-    """Which commits made a run before, each up to which step of the simulator."""
+def _earlier(path: Path, n_steps: int, command: str) -> list[dict[str, Any]]:
+    """Which commits made a run before, each up to which step of the simulator. Only the number of steps may differ."""
     if not path.exists():  # killed before its first look
         return []
     (made,) = log.load([path]).runs
+    before, now = (re.sub(r" --steps \d+", "", each) for each in (made["command"], command))
+    if before != now:
+        raise ValueError(f"{path} was begun with other settings: `{before}`. Take these, or another --out.")
     return [*made.get("earlier", []), dict(commit=made["commit"], env_step=ACTION_REPEAT * n_steps)]

@@ -1,9 +1,10 @@
 """
 What a report puts beside what, so that like stands beside like, and what it leaves out.
 
-Where something was measured, other people's logs are cut to the measured tasks and to the steps that the measured runs have
-reached. Aggregates are over the tasks that every measured method has. The paper's printed figures are at its full steps: they
-stand beside runs that have reached those, and its aggregates beside runs of all tasks.
+Where something was measured, other people's logs are cut to the measured tasks, and on each of them to the steps that the
+longest measured run there has reached. Aggregates are over the tasks that every measured method has. The paper's printed
+figures are at its full steps: they stand on tasks where a run has reached those, and its aggregates beside aggregates of all
+tasks.
 """
 
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.scores import LOG, MEASURED, Scores, collect
+from benchmarks.scores import LOG, MEASURED, Scores, collect, ends
 from benchmarks.suites import Suite
 from sb3_cir.methods import label
 
@@ -21,7 +22,7 @@ class Selection:
     """
     What a report shows.
 
-    :param suite: With the tasks that are shown alone, and without a table of the paper's where that is at other steps
+    :param suite: With the tasks that are shown alone, and those ``printed`` on which the paper's figures are at these steps
     :param of_tasks: Tasks of the whole suite
     :param scores: Of each method, the measured ones first
     :param aggregated: The same on the tasks that are aggregated over, for the methods that have all of them
@@ -46,18 +47,23 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
     notes: list[str] = []
     own = collect(measured, suite, MEASURED, budget)
     notes += _left_out(measured, suite, own, budget)
-    tasks, limit = list(suite.tasks), budget
-    if own:
-        tasks = [task for task in suite.tasks if any(task in each.tasks for each in own)]
-        limit = max(each.reach[1] for each in own)
-    chosen = replace(suite, tasks=tuple(tasks), published=suite.published if limit >= 1 else None)
-    others = collect(reference, chosen, LOG, limit)
-    notes += _left_out(reference, chosen, others, limit)
+    last = ends(own)
+    limits = {task.name: max(last[task]) if own else budget for task in suite.tasks if task in last or not own}
+    tasks = tuple(task for task in suite.tasks if task.name in limits)
+    printed = tuple(task for task in tasks if limits[task.name] >= 1)
+    chosen = replace(suite, tasks=tasks, printed=printed)
+    others = collect(reference, chosen, LOG, limits)
+    notes += _left_out(reference, chosen, others, max(limits.values()))
     if len(tasks) < len(suite.tasks):
         notes.append(f"Nothing was measured on {len(suite.tasks) - len(tasks)} of the suite's {len(suite.tasks)} tasks.")
-    if suite.published and not chosen.published:
+    if suite.published and len(printed) < len(tasks):
+        short = [task.name for task in tasks if task not in printed]
+        notes.append(f"The paper's printed figures, at its full steps, are left out where no run is so long: {_some(short)}.")
+    uneven = [task.name for task, steps in last.items() if min(steps) < max(steps)]
+    if uneven:
+        shortest = min(min(steps) for steps in last.values())
         notes.append(
-            f"The paper's printed figures are left out: they are at its full steps, the measured runs at {100 * limit:.3g} %."
+            f"Measured runs ended at different steps on {_some(uneven)}: --budget {shortest:.3g} takes all at the same."
         )
     found = Selection(chosen, len(suite.tasks), [*own, *others], notes=notes)
     found.aggregated = _aggregated(found, own)
@@ -65,10 +71,17 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
 
 
 def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:
-    shared = [task for task in found.suite.tasks if all(task in each.tasks for each in own)]
+    tasks = found.suite.tasks
+    shared = [task for task in tasks if all(task in each.tasks for each in own)]
     if not shared:
         found.notes.append("There are no aggregates: no task was measured for every method.")
         return []
+    found.notes += [
+        f"Aggregates are over {len(shared)} of the {len(tasks)} measured tasks: {each.entry.name} lacks "
+        f"{_some([task.name for task in tasks if task not in each.tasks])}."
+        for each in own
+        if len(each.tasks) < len(tasks)
+    ]
     whole = [each for each in found.scores if set(shared) <= set(each.tasks)]
     found.notes += [
         f"{each.entry.name} is not in the aggregates: of their {len(shared)} tasks it lacks "

@@ -26,6 +26,7 @@ class Suite:
     :param methods: Those that the paper compares on it and this project can train, with the suite's names for them
     :param published: Name of the paper's table in ``published/``, if it prints one
     :param comparable: Whether scores of its tasks have one scale, so that they can be aggregated
+    :param printed: Those of its tasks that the paper's figures are shown for; None for all
     """
 
     name: str
@@ -34,6 +35,7 @@ class Suite:
     methods: dict[str, str]
     published: str | None = None
     comparable: bool = True
+    printed: tuple[Task, ...] | None = None
 
     @property
     def plain(self) -> bool:

@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, paper_numbers, with_interval
+from benchmarks.scores import MEASURED, PAPER, Scores, aggregate, ends, paper_numbers, with_interval
 from benchmarks.suites import AGGREGATES, Suite
 from sb3_cir.methods import label
 from sb3_cir.tasks import Task
 
 PAPER_SUFFIX = " (paper)"
+_STEPS = "% of the paper's simulator steps"
 
 
 def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | None = None) -> list[dict]:
@@ -19,7 +20,7 @@ def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | No
     :param reps: Bootstrap replications
     :param of_tasks: How many tasks the whole suite has (default: those of ``suite``)
     :return: For each method: names, runs, tasks, steps, and each of :data:`AGGREGATES` with its ``low`` and ``high``, which a
-        single run has not; then the paper's rows for the same tasks, which have no interval
+        single run has not; then the paper's rows, which have no interval, if these are all of its tasks
     """
     scale = suite.tasks[0].scale
     factors = np.array([scale, scale, scale, 1.0])
@@ -40,7 +41,7 @@ def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | No
                 **{key: dict(zip(("value", "low", "high"), number, strict=False)) for key, *number in numbers},
             }
         )
-    return found + _paper_aggregates(suite)
+    return found + (_paper_aggregates(suite) if all(len(each.tasks) == len(suite.tasks) for each in scores) else [])
 
 
 def _paper_aggregates(suite: Suite) -> list[dict]:
@@ -70,7 +71,7 @@ def aggregates_table(found: list[dict]) -> pd.DataFrame:
         if entry["source"] != PAPER:
             size["runs"] = str(entry["runs"])
             size["tasks"] = f"{entry['tasks']} of {entry['of_tasks']}"
-            size["% of the paper's simulator steps"] = _percent(*entry["budget"])
+            size[_STEPS] = _percent(*entry["budget"])
         rows.append({"method": entry["name"], **cells, **size})
     return pd.DataFrame(rows).fillna("")
 
@@ -90,7 +91,7 @@ def per_task(scores: list[Scores], suite: Suite, plain: bool = False) -> pd.Data
     :param suite: Their suite
     :param plain: Show returns in place of normalised ones
     :return: Mean ± standard deviation over runs (of the runs, not an estimate from them: the square root has n under it, as
-        in the paper) of the last evaluation, one row for each task
+        in the paper) of the last evaluation, one row for each task; where something was measured, at which steps that was
     """
     columns: dict[str, dict[str, str]] = {}
     for each in scores:
@@ -105,7 +106,11 @@ def per_task(scores: list[Scores], suite: Suite, plain: bool = False) -> pd.Data
             name = suite.methods.get(method, label(method)) + PAPER_SUFFIX
             columns.setdefault(name, {})[row] = _cell(tasks[row], mean, std, plain)
     wide = pd.DataFrame(columns, index=pd.Index([*tasks], name="task"))
-    return wide[_together(list(wide), scores, suite)].fillna("").reset_index()
+    wide = wide[_together(list(wide), scores, suite)]
+    measured = ends([each for each in scores if each.entry.source == MEASURED])
+    if measured:
+        wide[_STEPS] = pd.Series({task.name: _percent(min(steps), max(steps)) for task, steps in measured.items()})
+    return wide.fillna("").reset_index()
 
 
 def _together(names: list[str], scores: list[Scores], suite: Suite) -> list[str]:
@@ -261,8 +266,17 @@ def origins(runs: list[dict]) -> pd.DataFrame:
     if not runs:
         return pd.DataFrame()
     table = pd.DataFrame(runs).reindex(columns=["exp_name", "commit", "processor", "env_name", "seed"]).fillna("not known")
-    table["commit"] = table.commit.map(lambda commit: " ".join(word[:10] for word in str(commit).split(" ")))
+    table["commit"] = [", ".join(dict.fromkeys(map(_short, _commits(run)))) or "not known" for run in runs]
     keys = ["exp_name", "commit", "processor"]
     found = table.groupby(keys, sort=False).agg(runs=("seed", "size"), tasks=("env_name", "nunique")).reset_index()
     found["exp_name"] = found.exp_name.map(label)
     return found.astype(str).rename(columns={"exp_name": "method"})
+
+
+def _commits(run: dict) -> list[str]:
+    """Of a run that went on under another one, all of them in order."""
+    return [str(part["commit"]) for part in (*run.get("earlier", []), run) if "commit" in part]
+
+
+def _short(commit: str) -> str:
+    return " ".join(word[:10] for word in commit.split(" "))

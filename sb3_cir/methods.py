@@ -197,7 +197,12 @@ def _plain_name(name: str) -> str:
     return name.lower().replace("-", "_")
 
 
-_OF_ALIAS = {_plain_name(alias): name for name, method in METHODS.items() for alias in (name, *method.aliases)}
+# Labels of variants are too short to be known anywhere: another's "UTD" need not be CIR's.
+_OF_ALIAS = {
+    _plain_name(alias): name
+    for name, method in METHODS.items()
+    for alias in (name, *method.aliases, *([] if ":" in name else [method.label]))
+}
 
 
 def of_log(name: str) -> str:

@@ -1,6 +1,7 @@
 """The log's files: what is read from folders and files, and that a file is replaced as a whole."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -50,10 +51,35 @@ def test_a_file_that_is_named_twice_counts_once(tmp_path):
 
 
 def test_of_rows_that_stand_twice_the_first_counts_with_a_warning(tmp_path):
-    log.write(tmp_path / "a.csv", rows(1, value=1.0))
-    log.write(tmp_path / "b.csv", rows(1, value=2.0))
+    log.write(tmp_path / "a.csv", pd.concat([rows(1, value=1.0), rows(1, value=2.0)]))
     with pytest.warns(UserWarning, match=r"2 times with another value.*cir on walker-walk, seed 1"):
         assert set(log.read([tmp_path]).value) == {1.0}
+
+
+@pytest.mark.parametrize("steps", [(100, 200, 300), (150, 250), (100, 300)])
+def test_another_run_by_the_same_name_is_left_out_whole(tmp_path, steps):
+    """As of a run that was begun anew: its rows do not continue the first one's."""
+    log.write(tmp_path / "a.csv", rows(1, value=1.0))
+    log.write(tmp_path / "b.csv", pd.concat([rows(1, steps, value=2.0), rows(2, steps)]))
+    with pytest.warns(UserWarning, match=r"1 runs of .*b\.csv are left out: .*a\.csv .*cir on walker-walk, seed 1"):
+        found = log.read([tmp_path])
+    assert found[found.seed == 1].env_step.tolist() == [100, 200]
+    assert found[found.seed == 2].env_step.tolist() == list(steps)
+
+
+@pytest.mark.parametrize("steps", [(100, 200, 300), (300, 400), (20, 50)])
+def test_parts_and_longer_copies_of_a_run_are_joined(tmp_path, steps):
+    log.write(tmp_path / "a.csv", rows(1))
+    log.write(tmp_path / "b.csv", rows(1, steps))
+    log.write(tmp_path / "c.csv", rows(1, (1, 2)).assign(metric="avg_success"))
+    found = log.load([tmp_path]).rows
+    assert set(found[found.metric == "avg_return"].env_step) == {100, 200, *steps}
+    assert len(found[found.metric == "avg_success"]) == 2
+
+
+def test_methods_are_known_by_what_reports_call_them(tmp_path):
+    log.write(tmp_path / "a.csv", pd.concat([rows(1, method="SimBa (SMR)"), rows(1, method="UTD")]))
+    assert set(log.load([tmp_path]).rows.exp_name) == {"simba_smr", "UTD"}
 
 
 PUBLISHED = """,exp_name,env_name,seed,metric,env_step,value
@@ -275,10 +301,11 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError("no space left")
 
-    monkeypatch.setattr(log.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="no space"):
         log.write(path, rows(2))
     assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("broken", [b"", b"PK\x03\x04 cut", b"\x93NUMPY"])

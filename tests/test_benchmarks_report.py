@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("rliable", reason="needs rliable, of the benchmarks extra")
 
-from benchmarks import figures, log, scores, selection, tables
+from benchmarks import figures, keep, log, scores, selection, tables
 from benchmarks.__main__ import main
 from benchmarks.suites import suite
 
@@ -287,7 +287,71 @@ def test_references_are_cut_to_the_tasks_and_steps_that_were_measured(tmp_path, 
     # The paper's figures are at its full steps.
     assert scores.paper_numbers(found.suite).empty
     assert "Nothing was measured on 5 of the suite's 7 tasks." in found.notes
-    assert any("printed figures are left out" in note for note in found.notes)
+    assert any("printed figures, at its full steps, are left out" in note for note in found.notes)
+
+
+def test_every_task_has_the_steps_of_its_own_runs_beside_it(tmp_path, returns):
+    """One task is at its end, another halfway."""
+    write_log(tmp_path / "own.csv", returns[:, :2])
+    rows = pd.read_csv(tmp_path / "own.csv")
+    dog_run, other = (task.name for task in HARD.tasks[:2])
+    log.write(tmp_path / "own.csv", rows[(rows.env_name == dog_run) | (rows.env_step <= 500_000)])
+    write_log(tmp_path / "theirs.csv", 2 * returns, "simba", steps=(250_000, 500_000, 1_000_000))
+    found = select(tmp_path / "own.csv", HARD, tmp_path / "theirs.csv")
+    theirs = found.scores[1]
+    assert [ends.max() for ends in theirs.ends] == [1.0, 0.5]
+    table = tables.per_task(found.scores, found.suite).set_index("task")
+    assert table.loc[dog_run, "CIR (paper)"] == "326.80"
+    assert table.loc[other, "CIR (paper)"] == ""
+    assert any("left out where no run is so long" in note and other in note for note in found.notes)
+    assert not any("ended at different steps" in note for note in found.notes)
+
+
+def test_runs_that_ended_at_different_steps_are_named_with_a_budget_for_all(tmp_path, returns):
+    write_log(tmp_path / "rows.csv", returns)
+    rows = pd.read_csv(tmp_path / "rows.csv")
+    log.write(tmp_path / "rows.csv", rows[~((rows.seed == 6) & (rows.env_name == "dog-run") & (rows.env_step > 500_000))])
+    found = select(tmp_path / "rows.csv", HARD)
+    assert "Measured runs ended at different steps on dog-run: --budget 0.5 takes all at the same." in found.notes
+    steps, curves = found.aggregated[0].over_steps()
+    assert steps.tolist() == [0.5]  # no run is carried on beyond its end
+    assert curves.shape == (3, 7, 1)
+
+
+def test_the_papers_aggregates_are_not_shown_beside_some_of_the_tasks(tmp_path, capsys, returns):
+    write_log(tmp_path / "cir.csv", returns)
+    assert "CIR (paper)" in aggregates(tmp_path, capsys)
+    write_log(tmp_path / "sac.csv", returns[:, :1], "sac")
+    found = aggregates(tmp_path, capsys)
+    assert set(found) == {"CIR", "SAC"}
+    assert found["CIR"]["tasks"] == 1
+    lacks = "Aggregates are over 1 of the 7 measured tasks: SAC lacks dog-stand, dog-trot, dog-walk, humanoid-run and 2 more."
+    assert lacks in select(tmp_path, HARD).notes
+
+
+def test_only_the_runs_that_are_shown_say_how_they_were_made(tmp_path, capsys, returns):
+    for method, folder in (("cir", "a"), ("simba", "b")):
+        (tmp_path / folder).mkdir()
+        write_log(tmp_path / folder / "rows.csv", returns[:1, :1], method)
+    made = [dict(zip(log.RUN, (method, "dog-run", 7), strict=True), processor="X") for method in ("cir", "simba")]
+    made[0] |= dict(commit="b" * 40, earlier=[dict(commit="a" * 40 + " and changes", env_step=100)])
+    kept = tmp_path / "kept.csv"
+    keep.write(kept, log.load([tmp_path / "a", tmp_path / "b"]).rows, made)
+    assert main(["report", str(kept), "--suite", "dmc_hard", "--methods", "cir", "--out", str(tmp_path / "out")]) == 0
+    origins = pd.read_csv(tmp_path / "out" / "origins.csv")
+    assert origins.method.tolist() == ["CIR"]
+    assert origins.commit.tolist() == [f"{'a' * 10} and changes, {'b' * 10}"]
+
+
+def test_a_second_report_leaves_no_file_of_the_first(tmp_path, returns):
+    write_log(tmp_path / "rows.csv", returns, seconds=10)
+    arguments = ["report", str(tmp_path / "rows.csv"), "--suite", "dmc_hard", "--reps", "5", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 0
+    assert (tmp_path / "out" / "costs.md").exists()
+    write_log(tmp_path / "rows.csv", returns)
+    assert main(arguments) == 0
+    assert not list((tmp_path / "out").glob("costs.*"))
+    assert not (tmp_path / "out" / "return_against_time.png").exists()
 
 
 def test_the_papers_aggregates_stand_beside_all_tasks_alone(tmp_path, returns):

@@ -23,7 +23,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 
-from benchmarks import log, run
+from benchmarks import log, recorder, run
 from benchmarks.__main__ import main
 from benchmarks.jobs import ROOT, Job, Settings, method
 from benchmarks.recorder import Recorder
@@ -216,13 +216,30 @@ class Killed(BaseCallback):
 
 def learn(folder, *callbacks, resumed=False):
     env, eval_env = make_vec_env("Pendulum-v1", seed=0), make_vec_env("Pendulum-v1", seed=0)
-    recorder = Recorder(str(folder), "sac", "pendulum", 2, 80)
+    each = Recorder(str(folder), "sac", "pendulum", 2, 80)
     saver = Checkpoint(40, folder / ".checkpoints", restart_episodes=True)
     arguments = {"learning_starts": 10, "batch_size": 8, "buffer_size": 80, "policy_kwargs": {"net_arch": [8, 8]}, "seed": 3}
     kind = resumable(SAC)
     model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
     evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0)
-    return model.learn(80, callback=[recorder, *callbacks, saver, evaluation])
+    return model.learn(80, callback=[each, *callbacks, saver, evaluation])
+
+
+def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
+    write, full = recorder.write_whole, []
+
+    def now_and_then(path, content):
+        full.append(path.name)
+        if len(full) < 4:
+            raise OSError("no space left")
+        write(path, content)
+
+    monkeypatch.setattr(recorder, "write_whole", now_and_then)
+    monkeypatch.setattr(log, "write_whole", now_and_then)
+    with pytest.warns(UserWarning, match=r"rows\.csv could not be written, and will be at the next evaluation: no space left"):
+        learn(tmp_path)
+    assert {"progress.json", "rows.csv"} <= set(full[:3])
+    assert values(tmp_path).env_step.max() == 160
 
 
 def test_a_job_that_is_being_tidied_up_is_finished(tmp_path, monkeypatch):

@@ -141,6 +141,37 @@ def test_another_precision_is_another_run(
     assert table.set_index("metric").value["q_data"] != q_data
 
 
+def test_the_last_agent_is_evaluated(screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]]) -> None:
+    _, table = screened(40)
+    assert "avg_return" in set(table.metric)
+
+
+def test_other_settings_do_not_go_on(
+    screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    screened(40)
+    with pytest.raises(AssertionError):  # main() gives 2
+        screened(80, "cir+temp+rsnorm", "--every", "10")
+    assert "was begun with other settings" in capsys.readouterr().err
+
+
+def test_a_full_disk_does_not_end_a_run(
+    screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = screen.keep.write, []
+
+    def full(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError("no space left")
+        write(*args)
+
+    monkeypatch.setattr(screen.keep, "write", full)
+    with pytest.warns(UserWarning, match="could not be written, and will be at the next look: no space left"):
+        _, table = screened(60)
+    assert set(table.env_step) == {80, 120}
+
+
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+categorical"])
 def test_goes_on_where_it_ended(screened: Callable[..., tuple[dict[str, Any], pd.DataFrame]], arm: str) -> None:
     first, begun = screened(40, arm)
