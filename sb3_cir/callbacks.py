@@ -16,12 +16,13 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
 from sb3_cir.runs import checkpoint, rows, state
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.runs.files import FULL, checkpoints
+from sb3_cir.runs.files import FULL, DamagedError, checkpoints
 from sb3_cir.runs.watch import FailedEnvError, first_non_finite
 
 try:
@@ -44,7 +45,8 @@ class Checkpoint(BaseCallback):
     :param keep: How many to keep. Two are needed for one to be there when the other is found damaged.
     :param restart_episodes: Whether each checkpoint ends the episodes under way, in evaluation too. A resumed run cannot go on
         in the midst of one. With this the run that is not interrupted does not either, and the two are the same to the bit,
-        also where the environment's state is in no observation.
+        also where the environment's state is in no observation. This holds from a checkpoint of a multiple of ``every`` on,
+        and not from the one that Ctrl-C or SIGTERM wrote: there the other run ended no episode.
     :param verbose: 1 to say when one is written
     :raises ValueError: If ``every`` or ``keep`` is out of its range. From ``learn()``: if ``folder`` holds another run's
         checkpoints, or if the model cannot be resumed.
@@ -78,7 +80,9 @@ class Checkpoint(BaseCallback):
         model = self.model
         if not isinstance(model, Resumable):
             name = type(model).__name__
-            raise ValueError(f"Checkpoint: a {name} cannot be resumed. sb3_cir.runs.resumable({name}) makes a class that can.")
+            off_policy = isinstance(model, OffPolicyAlgorithm)
+            can = f"sb3_cir.runs.resumable({name}) makes a class that can" if off_policy else "only off-policy algorithms can"
+            raise ValueError(f"Checkpoint: a {name} cannot be resumed; {can}.")
         if model._saver is not None:
             raise ValueError("Checkpoint: one is enough.")
         assert model.replay_buffer is not None
@@ -106,6 +110,10 @@ class Checkpoint(BaseCallback):
         self._listen()
 
     def _on_step(self) -> bool:
+        if getattr(self.model, "_saver", None) is not self:
+            raise ValueError(
+                "Checkpoint: it must be one of learn()'s own callbacks. As another one's callback_on_new_best it never starts."
+            )
         return True
 
     def between_rollouts(self, root: BaseCallback) -> None:
@@ -156,6 +164,9 @@ class Checkpoint(BaseCallback):
             return
         except MemoryError:
             self._warn(step, "there is no memory left for it")
+            return
+        except DamagedError as error:
+            self._warn(step, str(error))
             return
         self._attempt = step
         if self.verbose:
@@ -243,7 +254,9 @@ class NonFiniteGuard(BaseCallback):
     sb3_cir.callbacks.NonFiniteGuard`` in RL Zoo's yaml.
 
     After each rollout it looks at what the algorithm has logged under ``train/``, and now and then at all parameters. Within a
-    callback that has others called now and then, such as ``EveryNTimesteps``, it looks at both each time.
+    callback that has others called now and then, such as ``EveryNTimesteps``, it looks at both each time. Of on-policy
+    algorithms it looks at each rollout's rewards and advantages too, before they train on it: PPO makes many updates at once,
+    and where NaN begins in the midst of them, PyTorch ends the run first.
 
     :param folder: Where to save the model, as ``non_finite_<steps>_steps.zip``. Nothing that is there is written over.
         Default: the log's folder (``tensorboard_log``, or that of ``set_logger()``) if there is one, else the current one.
@@ -267,6 +280,14 @@ class NonFiniteGuard(BaseCallback):
         if bad_loss is not None or self._rollouts % self.check_freq == 0:
             self._check(bad_loss)
         self._rollouts += 1
+
+    def _on_rollout_end(self) -> None:
+        rollout = getattr(self.model, "rollout_buffer", None)
+        for name in ("rewards", "advantages") if rollout is not None else ():
+            values = getattr(rollout, name)
+            finite = np.isfinite(values)
+            if not finite.all():
+                self._check((f"rollout_buffer.{name}", float(values[~finite][0])))
 
     def _on_step(self) -> bool:
         if isinstance(self.parent, EventCallback):  # which passes on steps alone
@@ -327,14 +348,17 @@ class NonFiniteGuard(BaseCallback):
 def named_tensors(model: BaseAlgorithm) -> Iterator[tuple[str, th.Tensor]]:
     """
     :param model: Any algorithm
-    :return: The parameters and buffers that it saves, by name: those of the policy by their names in it
+    :return: The parameters and buffers that it saves, by name: those of the policy by their names in it. A buffer that has
+        -inf in it is a mask, such as attention's, and has 0 there.
     """
     names, variables = model._get_torch_save_params()
     for name in names:
         module = recursive_getattr(model, name)
         if isinstance(module, nn.Module):
+            buffers = {key for key, _ in module.named_buffers()}
             for key, tensor in module.state_dict().items():
                 if tensor.is_floating_point():
+                    tensor = tensor.masked_fill(tensor == -math.inf, 0) if key in buffers else tensor
                     yield key if name == "policy" else f"{name}.{key}", tensor
     for name in variables:
         yield name, recursive_getattr(model, name)

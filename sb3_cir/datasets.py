@@ -73,12 +73,14 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     :param model: A model; its ``learning_starts`` counts its own steps alone.
     :param source: A folder of ``.npz`` episodes; or the id of a Minari dataset on this machine, its folder, or the dataset
     :return: How many transitions were added. All are checked before the first one is: nothing of a failed call stays.
-    :raises ValueError: If spaces differ, if an episode is damaged or has numbers that the buffer cannot hold, if there is no
-        room, or if the buffer keeps what no episode has.
+    :raises ValueError: If spaces differ or actions are no Box, if an episode is damaged or has numbers that the buffer cannot
+        hold, if there is no room, or if the buffer keeps what no episode has.
     :raises FileNotFoundError: If there is neither such a folder nor such a dataset.
     :raises ImportError: If a Minari dataset is asked for and Minari is not installed.
     """
     assert model.replay_buffer is not None
+    if not isinstance(model.action_space, spaces.Box):
+        raise ValueError(f"action_space is {model.action_space}: recorded episodes go into models with a Box of actions.")
     parts = rows.parts(model.replay_buffer)
     buffer = parts.get("offline", next(iter(parts.values())))
     if isinstance(buffer, HerReplayBuffer) and buffer.copy_info_dict:

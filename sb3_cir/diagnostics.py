@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import PyTorchObs
@@ -58,6 +59,11 @@ def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th
     return (mean_q(model, obs, fresh) - mean_q(model, obs, actions)).mean()
 
 
+def _check_critics(model: BaseAlgorithm) -> None:
+    if not (isinstance(model, OffPolicyAlgorithm) and hasattr(model, "actor") and hasattr(model, "critic")):
+        raise ValueError(f"a {type(model).__name__} has no critic of actions and actor, whose Q-values could be looked at.")
+
+
 class QGain(BaseCallback):
     """
     Log ``train/q_gain``, see :func:`q_gain`, of a batch from the whole replay buffer. CIR and its kin on ``SMR`` log it
@@ -65,7 +71,7 @@ class QGain(BaseCallback):
 
     :param every: Steps of the agent between two looks. One costs about as much as a tenth of an update.
     :param batch_size: Transitions in the batch
-    :raises ValueError: If ``every`` or ``batch_size`` is less than 1.
+    :raises ValueError: If ``every`` or ``batch_size`` is less than 1. From ``learn()``: if the model has no actor and critic.
     """
 
     def __init__(self, every: int = 1000, batch_size: int = 256):
@@ -75,8 +81,10 @@ class QGain(BaseCallback):
                 raise ValueError(f"{name}={value}: it must be at least 1.")
         self.every = every
         self.batch_size = batch_size
+        self._updates_before = 0
 
     def _on_training_start(self) -> None:
+        _check_critics(self.model)
         assert isinstance(self.model, OffPolicyAlgorithm)
         assert self.model.replay_buffer is not None
         self._updates_before = 0 if self.model.replay_buffer.size() else self.model._n_updates
@@ -160,9 +168,12 @@ class QBias:
     evaluations the checkpoint acts, while its critics count what the actor that learns would earn from the next step on.
 
     :param model: An actor-critic
+    :raises ValueError: If it is none.
     """
 
-    def __init__(self, model: OffPolicyAlgorithm):
+    def __init__(self, model: BaseAlgorithm):
+        _check_critics(model)
+        assert isinstance(model, OffPolicyAlgorithm)
         self.model = model
         normalize = model.get_vec_normalize_env()
         self._scale = 1.0
@@ -213,7 +224,6 @@ class QBiasEvalCallback(EvalCallback):
 
     def _on_step(self) -> bool:
         if self.eval_freq > 0 and self.n_calls % self.eval_freq == 0:
-            assert isinstance(self.model, OffPolicyAlgorithm)
             self.bias = QBias(self.model)
             with unchanged_randomness(self.model.device):  # a policy that is asked for its noise draws it
                 return super()._on_step()

@@ -206,11 +206,13 @@ def _difference(model: BaseAlgorithm, normalizer: VecNormalize | None, run: Run,
     observations = _random(model, normalizer, size)
     given: Any = observations if isinstance(model.observation_space, spaces.Dict) else observations[OBSERVATION]
     expected, _ = model.predict(given if normalizer is None else normalizer.normalize_obs(given), deterministic=True)
-    assert isinstance(model.action_space, spaces.Box)
-    unit = np.maximum(1, (model.action_space.high - model.action_space.low) / 2)
     found = run(observations)
     if found.shape != expected.shape:
         raise ValueError(f"For {size} observations the exported policy gives actions of shape {found.shape}.")
+    assert isinstance(model.action_space, spaces.Box)
+    # A policy that squashes its actions spreads them over the range; others, such as PPO's, know nothing of it.
+    half = (model.action_space.high - model.action_space.low) / 2
+    unit = np.maximum(1, half if model.policy.squash_output else np.abs(expected))
     return float(np.max(np.abs(found - expected) / unit))
 
 

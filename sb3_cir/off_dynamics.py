@@ -209,6 +209,9 @@ class OffDynamicsCallback(BaseCallback):
             self._last_obs: Any = target_env.reset()
         if getattr(self.model, "_resumed", None) is None:
             cut_off(buffer)  # of a resumed run it is seen before its first rollout whether the episode goes on
+        if buffer.size() == 0 and steps >= self.model.learning_starts:
+            # A loaded model learns from its first step on, which the target has to have made too.
+            self._steps_owed = max(self._steps_owed, self.target_freq - 1)
         self._target_env, self._stepped_for = target_env, self.model
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
         if self.eval_freq:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import SAC
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
@@ -284,7 +285,8 @@ class CIRPolicy(SMRPolicy):
         your own.
     :param actor_network: "CIR", "ActorLN" or "ActorCIR" (the paper's variants of the actor)
     :param critic_weight_decay: Decoupled weight decay on the critic's Adam, as AdamW has it (variant WD)
-    :param kwargs: What else :class:`SMRPolicy` takes. ``activation_fn`` is the actor's; the critic's is always elu.
+    :param kwargs: What else :class:`SMRPolicy` takes. ``activation_fn`` is the actor's; the critic's is always elu, and so is
+        that of "ActorCIR".
     :raises ValueError: If the critic's widths are unequal or none is given, if there is no critic, if c is not positive, if
         the weight decay is negative or the optimiser has no decoupled one, or if there is no network of the given name.
     """
@@ -316,6 +318,8 @@ class CIRPolicy(SMRPolicy):
         self.critic_network = critic_network
         self.actor_network = actor_network
         self.critic_weight_decay = critic_weight_decay
+        if actor_network == "ActorCIR":
+            check_activation(type(self), kwargs)
         super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
 
     def _build(self, lr_schedule: Schedule) -> None:
@@ -410,6 +414,28 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
     n_critics = policy_kwargs.get("n_critics", 1)
     if not (is_number(n_critics, whole=True) and n_critics >= 1):
         raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
+
+
+def own_policy_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """
+    :param kwargs: A constructor's arguments
+    :return: The same with a copy of ``policy_kwargs``: SB3 writes into what it gets, which may be the caller's for more models
+    """
+    return kwargs | {"policy_kwargs": dict(kwargs.get("policy_kwargs") or {})}
+
+
+def check_observed(model: SAC) -> None:
+    """
+    :param model: With its networks
+    :raises ValueError: If its actor has running statistics of observations, as RSNorm has, that nothing would ever fill.
+    """
+    extractor = model.actor.features_extractor
+    observes = getattr(model, "observes", False) or getattr(model.actor, "observes_batches", False)
+    if getattr(extractor, "must_observe", False) and not observes:
+        raise ValueError(
+            f"{type(extractor).__name__}: a {type(model).__name__} counts no observations, so nothing would be normalised. "
+            "SimBa, SimbaV2 and CIRRSNorm do; for all others there is VecNormalize."
+        )
 
 
 def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> None:

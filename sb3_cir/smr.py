@@ -18,7 +18,17 @@ from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.diagnostics import q_gain, unchanged_randomness
-from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy, check_action_space, is_number
+from sb3_cir.policies import (
+    CIRActor,
+    CIRCritic,
+    SMRCnnPolicy,
+    SMRMultiInputPolicy,
+    SMRPolicy,
+    check_action_space,
+    check_observed,
+    is_number,
+    own_policy_kwargs,
+)
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
 
@@ -86,7 +96,7 @@ class SMR(Resumable, SAC):
         self.compile = compile
         self.precision = precision
         kwargs["_init_setup_model"] = _init_setup_model
-        super().__init__(policy, env, learning_rate, buffer_size, learning_starts, *args, **kwargs)
+        super().__init__(policy, env, learning_rate, buffer_size, learning_starts, *args, **own_policy_kwargs(kwargs))
 
     def _setup_model(self) -> None:
         check_action_space(self.action_space)
@@ -94,6 +104,7 @@ class SMR(Resumable, SAC):
         if self.replay_buffer_class is None and self.n_steps == 1 and has_scalar_entries(self.observation_space):
             self.replay_buffer_class = ScalarDictReplayBuffer
         super()._setup_model()
+        check_observed(self)
         self._losses = Losses(self.device.type, self.verbose)
         self._losses.compiling = self.compile is True
         if self.device.type == "cpu":

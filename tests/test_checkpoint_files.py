@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from small import small
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.monitor import Monitor
 from walk import Walk
 
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.runs import files, rows
+from sb3_cir.runs import files, rows, state
 from sb3_cir.runs.files import checkpoints
 
 
@@ -154,6 +156,39 @@ def test_no_memory_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(files, "pack", fails)
     with pytest.warns(UserWarning, match="step 20 in .*: there is no memory left for it; the last good one is none"):
         assert small(Walk()).learn(25, callback=Checkpoint(20, tmp_path)).num_timesteps == 25
+
+
+def test_more_episodes_than_a_reader_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest ones are in it. One that could not be read again is not written, and those before it stay."""
+    model = small(Walk(), learning_starts=1000, stats_window_size=200_000)
+    model.learn(20, callback=Checkpoint(20, tmp_path))
+    model.ep_info_buffer.extend(dict(r=float(number), l=1, t=0.0) for number in range(130_000))
+    model.learn(20, callback=Checkpoint(20, tmp_path), reset_num_timesteps=False)
+    resumed = CIR.resume(tmp_path, Walk(), device="cpu")
+    assert resumed.num_timesteps == 40
+    assert len(resumed.ep_info_buffer) == state.EPISODES
+    assert resumed.ep_info_buffer[-1]["r"] >= 129_997 or resumed.ep_info_buffer[-1]["l"] > 1
+    monkeypatch.setattr(state, "EPISODES", 130_000)
+    with pytest.warns(UserWarning, match=r"step 60 in .*values, 500000 are allowed\.; the last good one is step 40"):
+        model.learn(20, callback=Checkpoint(20, tmp_path), reset_num_timesteps=False)
+    assert [step for step, _ in checkpoints(tmp_path)] == [40, 20]
+
+
+def test_where_no_checkpoint_would_be_written(tmp_path: Path) -> None:
+    """SB3 never tells a callback of a new best that training begins."""
+    evaluation = EvalCallback(Monitor(Walk()), callback_on_new_best=Checkpoint(20, tmp_path), eval_freq=30, verbose=0)
+    with pytest.raises(ValueError, match=r"Checkpoint: it must be one of learn\(\)'s own callbacks"):
+        small(Walk(), learning_starts=1000).learn(60, callback=evaluation)
+    with pytest.raises(ValueError, match="a PPO cannot be resumed; only off-policy algorithms can"):
+        PPO("MlpPolicy", Walk(), device="cpu").learn(10, callback=Checkpoint(20, tmp_path))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(ValueError, match=f"{tmp_path}: this is a folder"):
+            CIR.load(tmp_path, trusted=False)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("every", [np.nan, "100", 0])

@@ -13,7 +13,8 @@ from small import PowerCut, PowerError, small
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_cir import CIR
-from sb3_cir.baselines import SimBa
+from sb3_cir.baselines import FlashSAC, SimBa
+from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.cir_rsnorm import CIRRSNorm
@@ -165,6 +166,12 @@ def test_resumed_to_the_bit(tmp_path: Path) -> None:
     ours, theirs = whole.policy.state_dict(), model.policy.state_dict()
     assert all(th.equal(value, theirs[name]) for name, value in ours.items())
     assert th.equal(whole.log_ent_coef, model.log_ent_coef)
+
+
+@pytest.mark.parametrize("model_class", [CIR, FlashSAC])
+def test_statistics_that_nothing_would_fill(model_class: type) -> None:
+    with pytest.raises(ValueError, match=rf"RSNorm: a {model_class.__name__} counts no observations"):
+        small(Shifted(), model_class=model_class, policy_kwargs=dict(features_extractor_class=RSNorm))
 
 
 def test_statistics_must_be_shared() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from small import changed, small, weights
-from stable_baselines3 import SAC, HerReplayBuffer
+from stable_baselines3 import DQN, SAC, HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 
@@ -249,6 +249,12 @@ def test_no_room_and_no_episodes(tmp_path: Path) -> None:
         datasets.fill(model, folder(tmp_path / "episodes", episode(9)))
     with pytest.raises(ValueError, match="nothing has too few episodes for 1 environments: 0"):
         datasets.fill(model, folder(tmp_path / "nothing"))
+
+
+def test_actions_that_are_no_box(tmp_path: Path) -> None:
+    model = DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu")
+    with pytest.raises(ValueError, match=r"action_space is Discrete\(2\): recorded episodes go into models with a Box"):
+        datasets.fill(model, folder(tmp_path / "episodes", episode(5)))
 
 
 def goal_episode(steps: int, seed: int) -> dict[str, np.ndarray]:

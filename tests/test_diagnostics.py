@@ -10,7 +10,7 @@ import torch as th
 from gymnasium import spaces
 from sb3_contrib import TQC
 from small import small, weights
-from stable_baselines3 import SAC, TD3
+from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.monitor import Monitor
@@ -193,6 +193,14 @@ def test_evaluations_by_chance_change_nothing() -> None:
 def test_bad_arguments(kwargs: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"=0: it must be at least 1\."):
         QGain(**kwargs)
+
+
+def test_models_without_actor_and_critic() -> None:
+    for model in (DQN("MlpPolicy", "CartPole-v1", device="cpu"), PPO("MlpPolicy", "CartPole-v1", device="cpu")):
+        with pytest.raises(ValueError, match=f"a {type(model).__name__} has no critic of actions and actor"):
+            model.learn(10, callback=QGain())
+        with pytest.raises(ValueError, match=f"a {type(model).__name__} has no critic of actions and actor"):
+            QBias(model)
 
 
 def test_a_loaded_model_has_nothing_to_look_at_yet(tmp_path: Path) -> None:

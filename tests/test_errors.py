@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from small import small
 from stable_baselines3.common.env_util import make_vec_env
@@ -59,6 +60,32 @@ BOX = spaces.Box(-1, 1, (2,))
 def test_arguments(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small("Pendulum-v1", **arguments)
+
+
+def test_whole_numbers_that_are_floats() -> None:
+    """They pass, and are no indices to Python."""
+    assert small("Pendulum-v1", batch_size=8.0, gradient_steps=2.0, n_steps=3.0).learn(24)._n_updates == 2 * 2 * 4
+
+
+def test_policy_kwargs_stay_the_callers() -> None:
+    """SB3 writes into them, for a model of another class to stumble over."""
+    mine = dict(net_arch=[8, 8])
+    for each in (CIR, TD7, FlashSAC):
+        each("MlpPolicy", "Pendulum-v1", policy_kwargs=mine, device="cpu")
+    assert mine == dict(net_arch=[8, 8])
+
+
+def test_a_second_actor_with_nan_is_named() -> None:
+    model = small("Pendulum-v1", model_class=BROFast, learning_starts=0)
+    with th.no_grad():
+        model.policy.optimistic_actor.body[0].weight.fill_(th.nan)
+    with pytest.raises(ValueError, match=r"there is nan in optimistic_actor\."):
+        model.learn(5)
+
+
+def test_the_u_shape_has_one_activation() -> None:
+    with pytest.raises(ValueError, match=r"activation_fn=Tanh: CIRPolicy takes none"):
+        small("Pendulum-v1", policy_kwargs=dict(actor_network="ActorCIR", activation_fn=nn.Tanh))
 
 
 @pytest.mark.parametrize("model_class", [SimBa, SimbaV2, FlashSAC, BROFast])

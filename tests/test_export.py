@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from gymnasium.wrappers import RescaleAction
 from small import small
-from stable_baselines3 import HerReplayBuffer
+from stable_baselines3 import PPO, HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -164,6 +165,25 @@ def test_what_cannot_be_exported(tmp_path: Path, suffix: str) -> None:
     with pytest.raises(ValueError, match=r"differ from model\.predict by .*Remembers.* Nothing was written"):
         export.export(model, path)
     assert not path.exists()
+
+
+class Noisy(BaseFeaturesExtractor):
+    """Gives something else each time, by a little."""
+
+    def __init__(self, space):
+        super().__init__(space, 3)
+
+    def forward(self, observations):
+        return observations + th.rand_like(observations)
+
+
+def test_wide_bounds_hide_no_difference(tmp_path: Path) -> None:
+    """PPO's actions know nothing of the bounds."""
+    env = RescaleAction(gym.make("Pendulum-v1"), np.float32(-1e6), np.float32(1e6))
+    model = PPO("MlpPolicy", env, policy_kwargs=dict(features_extractor_class=Noisy), device="cpu")
+    with pytest.raises(ValueError, match=r"differ from model\.predict by .*Noisy"):
+        export.export(model, tmp_path / "policy.pt")
+    assert export.export(PPO("MlpPolicy", env, device="cpu"), tmp_path / "policy.pt") <= 1e-5
 
 
 def test_bad_arguments(tmp_path: Path) -> None:

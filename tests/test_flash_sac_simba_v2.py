@@ -15,7 +15,7 @@ from gymnasium import spaces
 from small import PowerCut, PowerError, small
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.utils import ConstantSchedule, LinearSchedule
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
@@ -324,6 +324,14 @@ def test_learning_rate_falls() -> None:
 
 
 @BOTH
+def test_another_learning_rate_falls_to_half_of_it(model_class: type[CategoricalSAC]) -> None:
+    """RL Zoo makes a schedule of each number that it is given, which is no schedule of a user's."""
+    for rate in (1e-5, ConstantSchedule(1e-5)):
+        model = build(model_class, decay_timesteps=100, learning_rate=rate)
+        assert [model._learning_rate(n) for n in (0, 1000)] == [1e-5, 0.5e-5]
+
+
+@BOTH
 def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
     """Without more said it falls over the run; each optimiser counts its own steps."""
     model = build(model_class, gradient_steps=1, learning_starts=10).learn(50)
@@ -379,6 +387,10 @@ def test_a_policy_of_another_algorithm(model_class: type[CategoricalSAC]) -> Non
         (dict(use_sde=True), "has no gSDE"),
         (dict(train_freq=(1, "episode")), "over which the learning rate falls"),
         (dict(learning_rate_end=-1.0), "learning_rate_end=-1.0: it must not be negative"),
+        (
+            dict(learning_rate=1e-5, learning_rate_end=1e-4),
+            "learning_rate_end=0.0001: it must not be above learning_rate=1e-05",
+        ),
         (dict(decay_timesteps=0), "decay_timesteps=0: it must be 'auto' or a positive number"),
         (dict(policy_kwargs=dict(n_bins=1)), "n_bins=1: it must be a whole number of at least 2"),
         (dict(policy_kwargs=dict(largest_value=0)), "largest_value=0: it must be positive"),

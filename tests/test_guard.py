@@ -5,14 +5,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from small import small
-from stable_baselines3 import A2C, SAC
+from stable_baselines3 import A2C, PPO, SAC
 from stable_baselines3.common.callbacks import BaseCallback, EveryNTimesteps
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
@@ -148,6 +151,45 @@ def test_no_variance_to_explain(tmp_path: Path) -> None:
     """SB3 logs NaN for a single return, which is no fault."""
     model = A2C("MlpPolicy", "Pendulum-v1", n_steps=1, device="cpu")
     assert model.learn(5, callback=NonFiniteGuard(tmp_path)).num_timesteps == 5
+
+
+class BadReward(gym.Wrapper):
+    """NaN as the reward of one step."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("Pendulum-v1"))
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, reward, *more = self.env.step(action)
+        return observation, math.nan if self.steps == 40 else reward, *more
+
+
+def test_a_rollout_is_looked_at_before_ppo_trains_on_it(tmp_path: Path) -> None:
+    model = PPO("MlpPolicy", BadReward(), n_steps=64, batch_size=16, device="cpu")
+    with pytest.raises(ValueError, match=r"^nan in rollout_buffer\.rewards at step 64: training has ended"):
+        model.learn(64, callback=NonFiniteGuard(tmp_path))
+    assert PPO.load(tmp_path / "non_finite_64_steps.zip", device="cpu").num_timesteps == 64
+
+
+class Masked(FlattenExtractor):
+    """With a buffer such as attention's causal mask."""
+
+    def __init__(self, space: Any):
+        super().__init__(space)
+        self.register_buffer("mask", th.triu(th.full((3, 3), -math.inf), diagonal=1))
+
+
+def test_a_mask_is_no_fault(tmp_path: Path) -> None:
+    own = dict(policy_kwargs=dict(net_arch=[16, 16], features_extractor_class=Masked))
+    model = small("Pendulum-v1", **own)
+    model.learn(40, callback=[NonFiniteGuard(tmp_path, check_freq=1), Checkpoint(20, tmp_path / "checkpoints")])
+    assert CIR.resume(tmp_path / "checkpoints", "Pendulum-v1", device="cpu", **own).num_timesteps == 40
+    with th.no_grad():
+        model.actor.features_extractor.mask[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"nan in .*mask at step 40"):
+        model.learn(41, callback=NonFiniteGuard(tmp_path), reset_num_timesteps=False)
 
 
 def test_check_freq() -> None:

@@ -73,6 +73,15 @@ def test_round_trip(tmp_path: Path, settings: dict) -> None:
     assert (loaded.returns == 0).all()
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_observations_that_are_left_alone_later_on(tmp_path: Path, pickled: bool) -> None:
+    env = stepped(VecNormalize(pendulum()))
+    env.norm_obs = False
+    path = tmp_path / ("statistics.pkl" if pickled else "statistics.safetensors")
+    env.save(str(path)) if pickled else normalization.save(env, path)
+    same(env, normalization.load(path, pendulum(), trusted=pickled))
+
+
 def test_some_of_the_named_observations(tmp_path: Path) -> None:
     env = stepped(VecNormalize(DummyVecEnv([Named]), norm_obs_keys=["position", "speed"]))
     normalization.save(env, tmp_path / "statistics.safetensors")

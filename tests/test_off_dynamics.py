@@ -206,6 +206,17 @@ def test_save_and_load(algorithm, tmp_path: Path) -> None:
     assert loaded.replay_buffer.target.size() == 30
 
 
+def test_a_loaded_model_goes_on_with_an_empty_buffer(tmp_path: Path) -> None:
+    """It learns from its first step on."""
+    model, _ = learn(TwoDomainSAC)
+    model.save(tmp_path / "model")
+    loaded = TwoDomainSAC.load(tmp_path / "model", env=model.get_env())
+    callback = OffDynamicsCallback(target=functools.partial(Drift, TARGET), eval_freq=0)
+    loaded.learn(20, callback=callback, reset_num_timesteps=False)
+    assert loaded._n_updates > model._n_updates
+    assert loaded.replay_buffer.target.size() == 2
+
+
 def test_n_step_returns() -> None:
     model, _ = learn(replay_buffer_kwargs=dict(n_steps=3, gamma=0.9))
     assert isinstance(model.replay_buffer.target, NStepReplayBuffer)

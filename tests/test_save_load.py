@@ -5,6 +5,7 @@ import errno
 import io
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -368,6 +369,18 @@ def test_a_replay_buffer_comes_back(kind: str, tmp_path: Path) -> None:
     np.random.seed(0)
     th.manual_seed(0)
     assert all(same_tensors(*pair) for pair in zip(ours, loaded.replay_buffer.sample(8), strict=True))
+
+
+@pytest.mark.parametrize("kind", [".safetensors", ".pkl"])
+def test_n_step_returns_do_not_run_into_another_models_episode(kind: str, tmp_path: Path) -> None:
+    model, loaded = learned("n-step"), learned("n-step")
+    if kind == ".pkl":
+        (tmp_path / "buffer.pkl").write_bytes(pickle.dumps(model.replay_buffer))
+    else:
+        model.save_replay_buffer(tmp_path / "buffer")
+    loaded.load_replay_buffer(tmp_path / f"buffer{kind}", trusted=True)
+    buffer = loaded.replay_buffer
+    assert buffer.timeouts[buffer.pos - 1].all()
 
 
 @pytest.mark.parametrize("kind", ["vector", "n-step", "hindsight", "two domains"])

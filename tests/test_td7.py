@@ -414,6 +414,11 @@ def test_numbers_that_cannot_be(given: dict[str, Any]) -> None:
         build(**given)
 
 
+def test_a_huber_loss_that_would_be_0() -> None:
+    with pytest.raises(ValueError, match=r"min_priority=0: it must be above 0\."):
+        build(min_priority=0)
+
+
 @pytest.mark.parametrize("given", [dict(train_freq=4), dict(tau=0.01)])
 def test_what_the_method_fixes_is_refused(given: dict[str, Any]) -> None:
     ((name, value),) = given.items()

@@ -24,11 +24,22 @@ from stable_baselines3.common.type_aliases import (
     TrainFreq,
     TrainFrequencyUnit,
 )
+from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
-from sb3_cir.policies import CIRActor, ConcatCritic, FusedAdam, check_action_space, check_activation, check_n_critics
+from sb3_cir.policies import (
+    CIRActor,
+    ConcatCritic,
+    FusedAdam,
+    check_action_space,
+    check_activation,
+    check_n_critics,
+    check_observed,
+    is_number,
+    own_policy_kwargs,
+)
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -286,7 +297,7 @@ class CategoricalSAC(ScalesRewards, SAC):
     :param policy: "MlpPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature, at the start. A schedule takes the place of the fall.
-    :param learning_rate_end: What it falls to
+    :param learning_rate_end: What it falls to; half of ``learning_rate`` where it is None
     :param decay_timesteps: Steps of the agent, over all environments, in which it falls. "auto" is all of the run's. The fall
         is counted in steps of each optimiser, from the model's first.
     :param target_entropy: Target entropy, or "auto"
@@ -307,18 +318,24 @@ class CategoricalSAC(ScalesRewards, SAC):
         env: GymEnv | str,
         learning_rate: float | Schedule,
         *,
-        learning_rate_end: float,
+        learning_rate_end: float | None,
         decay_timesteps: int | str = "auto",
         _init_setup_model: bool = True,
         **kwargs: Any,
     ):
-        if not learning_rate_end >= 0:
+        if isinstance(learning_rate, ConstantSchedule):  # which RL Zoo makes of a number
+            learning_rate = learning_rate.val
+        if learning_rate_end is None and is_number(learning_rate):
+            learning_rate_end = learning_rate / 2  # type: ignore[operator]
+        if learning_rate_end is not None and not learning_rate_end >= 0:
             raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be negative.")
+        if learning_rate_end is not None and is_number(learning_rate) and learning_rate_end > learning_rate:  # type: ignore[operator]
+            raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be above learning_rate={learning_rate}.")
         if decay_timesteps != "auto" and not (isinstance(decay_timesteps, (int, float)) and decay_timesteps > 0):
             raise ValueError(f"decay_timesteps={decay_timesteps!r}: it must be 'auto' or a positive number of steps.")
         # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
         policy = self.policy_aliases.get(policy, policy) if isinstance(policy, str) else policy  # type: ignore[assignment]
-        super().__init__(policy, env, learning_rate, _init_setup_model=False, **kwargs)
+        super().__init__(policy, env, learning_rate, _init_setup_model=False, **own_policy_kwargs(kwargs))
         self.learning_rate_end = learning_rate_end
         self.decay_timesteps = decay_timesteps
         if _init_setup_model:
@@ -327,6 +344,7 @@ class CategoricalSAC(ScalesRewards, SAC):
     def _setup_model(self) -> None:
         check_action_space(self.action_space)
         super()._setup_model()
+        check_observed(self)
         assert isinstance(self.train_freq, TrainFreq)
         if self.gradient_steps >= 0 and self.train_freq.unit != TrainFrequencyUnit.STEP:
             raise ValueError(
@@ -511,6 +529,7 @@ class CategoricalSAC(ScalesRewards, SAC):
         remaining = max(1 - n_steps / n_planned, 0.0) if n_planned > 0 else 1.0
         if callable(self.learning_rate):
             return float(self.lr_schedule(remaining))
+        assert self.learning_rate_end is not None
         return self.learning_rate_end + (self.learning_rate - self.learning_rate_end) * self._shape_of_fall(remaining)
 
     def _shape_of_fall(self, remaining: float) -> float:

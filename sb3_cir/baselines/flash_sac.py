@@ -214,7 +214,7 @@ class FlashSAC(CategoricalSAC):
     :param policy: "MlpPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature, at the start. A schedule takes the place of the fall.
-    :param learning_rate_end: What it falls to, along half a cosine
+    :param learning_rate_end: What it falls to, along half a cosine. Default: half of it
     :param decay_timesteps: Steps of the agent, over all environments, in which it falls. "auto" is all of the run's. The fall
         is counted in steps of each optimiser, from the model's first: the actor's, which makes half as many steps, comes
         half the way.
@@ -242,7 +242,7 @@ class FlashSAC(CategoricalSAC):
         env: GymEnv | str,
         learning_rate: float | Schedule = 3e-4,
         *,
-        learning_rate_end: float = 1.5e-4,
+        learning_rate_end: float | None = None,
         decay_timesteps: int | str = "auto",
         learning_starts: int = 10_000,
         batch_size: int = 512,

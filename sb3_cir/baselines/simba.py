@@ -49,6 +49,7 @@ class RSNorm(BaseFeaturesExtractor):
 
     # float32 cannot hold the square of what is larger, and no simulator means it.
     LARGEST = 1e18
+    must_observe = True
 
     mean: th.Tensor
     var: th.Tensor
@@ -413,6 +414,8 @@ class HorizonDefaults(SAC):
 
 class ObservesWhileActing(SAC):
     """To stand before an algorithm: each observation it acts on while learning counts once in :class:`RSNorm`'s statistics."""
+
+    observes = True
 
     def _setup_model(self) -> None:
         super()._setup_model()

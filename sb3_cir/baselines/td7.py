@@ -24,7 +24,7 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_least
+from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_least, is_number, own_policy_kwargs
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -284,8 +284,10 @@ class TD7(Resumable, TD3):
     ):
         check_fixed_arguments(type(self), kwargs)
         check_least(exploration_noise=(exploration_noise, 0), priority_exponent=(priority_exponent, 0))
-        check_least(min_priority=(min_priority, 0), max_eps_when_checkpointing=(max_eps_when_checkpointing, 1))
+        check_least(max_eps_when_checkpointing=(max_eps_when_checkpointing, 1))
         check_least(policy_delay=(kwargs.get("policy_delay", 1), 1))
+        if not (is_number(min_priority) and min_priority > 0):  # with 0 the Huber loss would be 0 too
+            raise ValueError(f"min_priority={min_priority}: it must be above 0.")
         super().__init__(
             # By its name SB3 would send Dict observations to a policy that there is not.
             self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
@@ -299,7 +301,7 @@ class TD7(Resumable, TD3):
             replay_buffer_class=LAPReplayBuffer,
             n_steps=1,
             _init_setup_model=False,
-            **kwargs,
+            **own_policy_kwargs(kwargs),
         )
         self.target_update_interval = target_update_interval
         self.exploration_noise = exploration_noise

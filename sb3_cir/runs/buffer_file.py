@@ -55,6 +55,10 @@ def load(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, u
     what = str(path if isinstance(path, (str, Path)) else getattr(path, "name", path))
     if files.is_trusted_pickle(path, trusted, what):
         unpickle(path, truncate)
+        assert model.replay_buffer is not None
+        for part in rows.parts(model.replay_buffer).values() if truncate else ():
+            if isinstance(part, NStepReplayBuffer):  # which SB3 leaves as it is
+                cut_off(part)
         return
     said, arrays = files.read_arrays(path, what)
     manifest = validate(Buffer, files.read_json(said, what), what)

@@ -60,6 +60,7 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
     :param before: The run's checkpoint before, None where there is none
     :return: What the next one adds to
     :raises OSError: If it cannot be written. What was there is still there.
+    :raises DamagedError: If what callbacks keep is too much to be read again; likewise.
     """
     folder.mkdir(parents=True, exist_ok=True)
     run = uuid.uuid4().hex if before is None else before.run
@@ -71,8 +72,9 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
             name: rows.write(name, buffer, folder, model.num_timesteps, known.get(name, []), new)
             for name, buffer in rows.parts(_buffer(model)).items()
         }
-        manifest = _manifest(model, run, blocks, callback)
-        members = {MANIFEST: manifest.model_dump_json(), ARRAYS: files.pack(state.take_arrays(model))}
+        manifest = _manifest(model, run, blocks, callback).model_dump_json().encode()
+        files.read_json(manifest, MANIFEST)  # one that is too long to be read would take the place of one that is not
+        members = {MANIFEST: manifest, ARRAYS: files.pack(state.take_arrays(model))}
         files.write_whole(place, files.pack_archive(members).getbuffer())
     except BaseException:
         for each in [] if place.exists() else new:  # Ctrl-C may come when it is done
@@ -88,13 +90,12 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
 
 
 def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]], callback: BaseCallback) -> Checkpoint:
-    assert model.ep_success_buffer is not None
     return Checkpoint(
         **describe_model(model),
         run=run,
         step=int(model.num_timesteps),
         episodes=state.take_episodes(model),
-        successes=[float(success) for success in model.ep_success_buffer],
+        successes=state.take_successes(model),
         random=randomness.take(model),
         buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
         callbacks=results.take(callback),

@@ -105,9 +105,11 @@ def read_regular(path: Path, at_most: int = -1) -> bytes:
     # Opening a pipe would wait for whoever writes to it. Windows has none of the first two, and it alone has the last.
     flags = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     handle = os.open(path, os.O_RDONLY | flags)
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)  # open() would keep a folder's
+        raise DamagedError(f"{path}: this is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}.")
     with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise DamagedError(f"{path}: this is no regular file.")
         return file.read(at_most)
 
 

@@ -154,6 +154,7 @@ def put(normalizer: VecNormalize, arrays: Arrays) -> None:
 
 
 def _running(normalizer: VecNormalize) -> dict[str, RunningMeanStd]:
-    observations = getattr(normalizer, "obs_rms", {})
+    # Those of a normalizer that was told later on to leave observations alone are of no use to anybody.
+    observations = normalizer.obs_rms if normalizer.norm_obs else {}
     named = observations if isinstance(observations, dict) else {"": observations}
     return {"rewards": normalizer.ret_rms} | {f"observations/{key}": each for key, each in named.items()}

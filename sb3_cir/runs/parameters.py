@@ -196,7 +196,8 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
     :param finite: Whether NaN and inf are refused
     :raises ValueError: If one is missing, is too many, has another shape or kind of number, or is not finite.
     """
-    expected = {name: (tuple(value.shape), to_array(value).dtype) for name, value in _fixed(model).items()}
+    own = {name: to_array(value) for name, value in _fixed(model).items()}
+    expected = {name: (value.shape, value.dtype) for name, value in own.items()}
     arrays = unwrapped(arrays, expected, what)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     allowed = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
@@ -212,8 +213,9 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
                 f"and is {_say(is_now)}."
             )
     for name, array in arrays.items():
-        if finite and array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"{what}: {name} has {array[~np.isfinite(array)][0]} in it.")
+        # A mask, such as attention's, has its infinities from the start.
+        if finite and array.dtype.kind == "f" and (bad := ~np.isfinite(array) & (array != own.get(name))).any():
+            raise ValueError(f"{what}: {name} has {array[bad][0]} in it.")
         if name in allowed and name.rpartition("/")[2] in SQUARES and (array < 0).any():
             raise ValueError(f"{what}: {name} has {array.min()} in it, which is never below zero.")
     for name in {name.rpartition("/")[0] for name in allowed if name in arrays}:

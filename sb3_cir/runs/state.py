@@ -23,6 +23,8 @@ from sb3_cir.runs import arguments, normalization, parameters, randomness, resul
 from sb3_cir.runs.files import Arrays, DamagedError, short
 from sb3_cir.runs.plain import Checkpoint
 
+# Of the last episodes, at most as many go into a checkpoint: fewer than a reader takes.
+EPISODES = 50_000
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
 
@@ -84,13 +86,21 @@ def take_counters(model: OffPolicyAlgorithm) -> dict[str, Any]:
 def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
     """
     :param model: A model
-    :return: What ``Monitor`` said of the last episodes, as far as it is numbers
+    :return: What ``Monitor`` said of the last episodes, as far as it is numbers; of more than :data:`EPISODES` the newest
     """
     assert model.ep_info_buffer is not None
-    episodes = [
-        {key: number for key, value in each.items() if (number := _number(value)) is not None} for each in model.ep_info_buffer
-    ]
+    newest = list(model.ep_info_buffer)[-EPISODES:]
+    episodes = [{key: number for key, value in each.items() if (number := _number(value)) is not None} for each in newest]
     return [each for each in episodes if {"r", "l"} <= each.keys()]
+
+
+def take_successes(model: OffPolicyAlgorithm) -> list[float]:
+    """
+    :param model: A model
+    :return: Which of the last episodes succeeded, of as many
+    """
+    assert model.ep_success_buffer is not None
+    return [float(success) for success in list(model.ep_success_buffer)[-EPISODES:]]
 
 
 def _number(value: Any) -> float | None:
