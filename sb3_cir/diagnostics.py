@@ -44,10 +44,10 @@ def q_gain(model: OffPolicyAlgorithm, obs: PyTorchObs, actions: th.Tensor) -> th
     How much better than the actions that were taken the critics believe the policy's own to be:
     the mean of ``Q(s, fresh action) - Q(s, taken action)``.
 
-    A policy improves while this is above 0. Where the taken actions are the newest, drawn by nearly the same policy, it should
-    be nearly 0. If it stays large there, the critics have learned the taken actions by heart and left all others too high, and
-    the policy climbs that error. A gain that does not go away adds up: Q-values then go beyond what is earned by as much as
-    ``q_gain / (1 - gamma)``.
+    A policy improves while this is above 0, and it grows with the scale of Q: a large one alone is no fault. Where the taken
+    actions are the newest, drawn by nearly the same policy, it is how far the policy has run ahead of what the critics have
+    seen. There a gain that does not go away adds up: Q-values then go beyond what is earned by as much as
+    ``q_gain / (1 - gamma)``, which :class:`QBias` shows.
 
     :param model: An actor-critic
     :param obs: Observations as the networks take them

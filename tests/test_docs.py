@@ -38,6 +38,8 @@ def skip_without_packages(text: str) -> None:
     """Skip a block that uses an extra that is not installed."""
     if "dm_control/" in text:
         pytest.importorskip("dm_control", reason="needs the extra dmc")
+    if "tensorboard_log" in text:
+        pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
     if "benchmarks" in text:
         pytest.importorskip("ray", reason="needs the extra benchmarks")
 
