@@ -49,7 +49,8 @@ def main(options: argparse.Namespace) -> int:
     found = log.load(options.results)
     for note in found.notes:
         print(note, file=sys.stderr)
-    rows, runs = found.rows, {_key(run): run for run in found.runs}
+    # Of a run that stands twice the first counts, as of rows.
+    rows, runs = found.rows, {_key(run): run for run in reversed(found.runs)}
     for key in {tuple(key) for key in rows[log.RUN].drop_duplicates().itertuples(index=False)}:
         run = runs.setdefault(key, dict(zip(log.RUN, key, strict=True)))
         if "commit" not in run:  # RL Zoo's

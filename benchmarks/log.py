@@ -205,7 +205,7 @@ def _go_together(first: pd.DataFrame, other: pd.DataFrame) -> bool:
         both = known.index.intersection(more.index)
         own, new = known.index.difference(both), more.index.difference(both)
         in_turns = len(own) and len(new) and new.min() < own.max() and own.min() < new.max()
-        if in_turns or (known[both] != more[both]).any():
+        if in_turns or not np.allclose(known[both], more[both], rtol=1e-9, atol=0):
             return False
     return True
 
@@ -251,7 +251,7 @@ def _is_log(file: Path) -> bool:
 
 def _read_file(file: Path) -> pd.DataFrame:
     types = {"exp_name": str, "env_name": str, "metric": str}
-    lines = dict(skiprows=len(_comments(file)), encoding=_ENCODING, skipinitialspace=True)
+    lines = dict(skiprows=len(_comments(file)), encoding=_ENCODING, skipinitialspace=True, float_precision="round_trip")
     table = pd.read_csv(file, usecols=COLUMNS, dtype=types, **lines)[COLUMNS].astype(_NUMBERS)
     if (table.seed.dropna() % 1 != 0).any():
         raise ValueError(f"seed {table.seed[table.seed % 1 != 0].iloc[0]} is no whole number")

@@ -88,6 +88,8 @@ class Recorder(BaseCallback):
         try:
             log.write(path, pd.DataFrame(rows, columns=log.COLUMNS))
         except OSError as error:
+            if self.num_timesteps >= self.total_steps:
+                raise
             warnings.warn(f"{path} could not be written, and will be at the next evaluation: {error}.", stacklevel=2)
 
     def _write_progress(self) -> None:

@@ -120,29 +120,32 @@ def _fill(
     chosen, scores, shared, reps = found.suite, found.scores, found.aggregated, options.reps
     printed = [Entry(method, PAPER, method) for method in paper_numbers(chosen).method.unique()]
     look = figures.Look([*(each.entry for each in scores), *printed])
+    parameter = chosen.name == "parameter_c"
+    study = "cir" in chosen.methods and any(":" in method for method in chosen.methods)
+    # What is None or empty is not shown, and its file of an earlier report goes.
     page.table("aggregates", "Aggregates", tables.aggregates_table(aggregates), _AGGREGATES_NOTE)
     page.figure("aggregates", "", figures.aggregate_bars(aggregates, look))
-    if chosen.name == "parameter_c":
-        page.figure("parameter_study", "The parameter", figures.parameter_study(shared, chosen, look), _PARAMETER_NOTE)
-    if "cir" in chosen.methods and any(":" in method for method in chosen.methods):
-        page.figure("percent_of_cir", "Variants", figures.variants(scores, chosen, reps, look))
-        page.figure("scaling", "CIR@k", figures.scaling_curves(shared, chosen, look))
-    if chosen.comparable:
-        page.figure("sample_efficiency", "Sample efficiency", figures.sample_efficiency(shared, chosen, reps, look))
-        page.figure("profiles", "Performance profiles", figures.performance_profiles(shared, chosen, reps, look))
-        page.figure(
-            "return_against_time",
-            "Return against compute time",
-            figures.return_against_time(shared, within(measured, chosen, options.budget), look),
-        )
+    page.figure(
+        "parameter_study",
+        "The parameter",
+        figures.parameter_study(shared, chosen, look) if parameter else None,
+        _PARAMETER_NOTE,
+    )
+    page.figure("percent_of_cir", "Variants", figures.variants(scores, chosen, reps, look) if study else None)
+    page.figure("scaling", "CIR@k", figures.scaling_curves(shared, chosen, look) if study else None)
+    comparable = shared if chosen.comparable else []
+    page.figure("sample_efficiency", "Sample efficiency", figures.sample_efficiency(comparable, chosen, reps, look))
+    page.figure("profiles", "Performance profiles", figures.performance_profiles(comparable, chosen, reps, look))
+    timed = within(measured, chosen, options.budget)
+    page.figure("return_against_time", "Return against compute time", figures.return_against_time(comparable, timed, look))
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
     page.table(
         "per_task", "Each task" + ("" if chosen.plain else ", normalised"), tables.per_task(scores, chosen), _TASKS_NOTE
     )
-    if not chosen.plain:
-        page.table("per_task_returns", "Each task, plain returns", tables.per_task(scores, chosen, plain=True), _TASKS_NOTE)
+    plain = pd.DataFrame() if chosen.plain else tables.per_task(scores, chosen, plain=True)
+    page.table("per_task_returns", "Each task, plain returns", plain, _TASKS_NOTE)
     page.figure("learning_curves", "Learning curves", figures.learning_curves(scores, chosen, reps, look), _CURVES_NOTE)
-    shown = within(measured, chosen, options.budget)[log.RUN].drop_duplicates().itertuples(index=False, name=None)
+    shown = timed[log.RUN].drop_duplicates().itertuples(index=False, name=None)
     made = {tuple(run[key] for key in log.RUN): run for run in reversed(runs)}  # of two the first counts, as of rows
     page.table("origins", "How the measured runs were made", tables.origins([made[run] for run in shown if run in made]))
     page.list("What was left out, and why", found.notes)

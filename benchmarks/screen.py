@@ -118,7 +118,12 @@ class Probe(BaseCallback):
                 values |= self._evaluate(model)
         # A run that goes on from its end has looked there already.
         self.found.setdefault(step, values | {log.UPDATES: model._n_updates, log.SECONDS: seconds})
-        self._write()
+        try:
+            self._write()
+        except OSError as error:
+            if evaluate:  # the end: the next look would be none
+                raise
+            warnings.warn(f"{self.path} could not be written, and will be at the next look: {error}.", stacklevel=2)
         print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
         self.seconds = seconds
 
@@ -128,10 +133,7 @@ class Probe(BaseCallback):
             for step, values in self.found.items()
             for metric, value in values.items()
         ]
-        try:
-            keep.write(self.path, pd.DataFrame(rows, columns=log.COLUMNS), [self.made])
-        except OSError as error:
-            warnings.warn(f"{self.path} could not be written, and will be at the next look: {error}.", stacklevel=2)
+        keep.write(self.path, pd.DataFrame(rows, columns=log.COLUMNS), [self.made])
 
     def _values(self, model: SMR) -> dict[str, float]:
         assert model.replay_buffer is not None

@@ -46,14 +46,15 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
     """
     notes: list[str] = []
     own = collect(measured, suite, MEASURED, budget)
-    notes += _left_out(measured, suite, own, budget)
+    whole = f"{100 * budget:.3g} % of the paper's steps"
+    notes += _left_out(measured, suite, own, whole)
     last = ends(own)
     limits = {task.name: max(last[task]) if own else budget for task in suite.tasks if task in last or not own}
     tasks = tuple(task for task in suite.tasks if task.name in limits)
     printed = tuple(task for task in tasks if limits[task.name] >= 1)
     chosen = replace(suite, tasks=tasks, printed=printed)
     others = collect(reference, chosen, LOG, limits)
-    notes += _left_out(reference, chosen, others, max(limits.values()))
+    notes += _left_out(reference, chosen, others, "the steps that were measured" if own else whole)
     if len(tasks) < len(suite.tasks):
         notes.append(f"Nothing was measured on {len(suite.tasks) - len(tasks)} of the suite's {len(suite.tasks)} tasks.")
     if suite.published and len(printed) < len(tasks):
@@ -63,7 +64,7 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
     if uneven:
         shortest = min(min(steps) for steps in last.values())
         notes.append(
-            f"Measured runs ended at different steps on {_some(uneven)}: --budget {shortest:.3g} takes all at the same."
+            f"Measured runs ended at different steps on {_some(uneven)}: --budget {shortest:.3g} cuts all to at most that."
         )
     found = Selection(chosen, len(suite.tasks), [*own, *others], notes=notes)
     found.aggregated = _aggregated(found, own)
@@ -99,7 +100,7 @@ def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:
     return kept
 
 
-def _left_out(rows: pd.DataFrame, suite: Suite, found: list[Scores], budget: float) -> list[str]:
+def _left_out(rows: pd.DataFrame, suite: Suite, found: list[Scores], upto: str) -> list[str]:
     """A sentence for each method that is in the rows and not in the report, and one for tasks of other suites."""
     names = {task.name for task in suite.tasks}
     shown = {each.entry.method for each in found}
@@ -113,7 +114,7 @@ def _left_out(rows: pd.DataFrame, suite: Suite, found: list[Scores], budget: flo
         elif log.RETURN not in set(ours.metric):
             why = f"of these tasks it has no {log.RETURN}, but {_some(list(ours.metric.unique()))}"
         else:
-            why = f"it has no evaluation up to {100 * budget:.3g} % of the paper's steps on these tasks"
+            why = f"it has no evaluation up to {upto} on these tasks"
         notes.append(f"{label(method)} is left out: {why}.")
     others = [name for name in rows[rows.exp_name.isin(shown)].env_name.unique() if name not in names]
     if others:

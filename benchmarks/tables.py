@@ -201,6 +201,8 @@ def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps:
 
 
 def _percent_paper(suite: Suite, group: str, tasks: list[Task]) -> list[dict]:
+    if suite.printed is not None and not set(tasks) <= set(suite.printed):
+        return []
     table = paper_numbers(suite)
     means = table[table.row.isin([task.name for task in tasks])].groupby("method", sort=False)["mean"].mean()
     return [

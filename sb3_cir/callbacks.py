@@ -166,7 +166,7 @@ class Checkpoint(BaseCallback):
             self._warn(step, "there is no memory left for it")
             return
         except DamagedError as error:
-            self._warn(step, str(error))
+            self._warn(step, str(error).rstrip("."))
             return
         self._attempt = step
         if self.verbose:

@@ -96,10 +96,7 @@ class TwoDomainReplayBuffer(ReplayBufferPair):
         :raises ValueError: If there is none of the target yet.
         """
         if self.target.size() == 0:
-            raise ValueError(
-                "There is no transition of the target domain yet: pass an OffDynamicsCallback to learn(), and let "
-                "learning_starts be at least its target_freq."
-            )
+            raise ValueError("There is no transition of the target domain yet: pass an OffDynamicsCallback to learn().")
         return super().sample_both(batch_size, env)
 
 
@@ -209,9 +206,6 @@ class OffDynamicsCallback(BaseCallback):
             self._last_obs: Any = target_env.reset()
         if getattr(self.model, "_resumed", None) is None:
             cut_off(buffer)  # of a resumed run it is seen before its first rollout whether the episode goes on
-        if buffer.size() == 0 and steps >= self.model.learning_starts:
-            # A loaded model learns from its first step on, which the target has to have made too.
-            self._steps_owed = max(self._steps_owed, self.target_freq - 1)
         self._target_env, self._stepped_for = target_env, self.model
         self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
         if self.eval_freq:
@@ -262,6 +256,12 @@ class OffDynamicsCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         self._steps_owed += self.training_env.num_envs
+        model = self.model
+        assert isinstance(model, OffPolicyAlgorithm)
+        assert isinstance(model.replay_buffer, TwoDomainReplayBuffer)
+        if model.replay_buffer.target.size() == 0 and self.num_timesteps > model.learning_starts:
+            # Updates follow, as in a model that was loaded, and each batch has transitions of the target.
+            self._steps_owed = max(self._steps_owed, self.target_freq)
         while self._steps_owed >= self.target_freq:
             self._steps_owed -= self.target_freq
             self._step_target()

@@ -421,7 +421,8 @@ def own_policy_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     :param kwargs: A constructor's arguments
     :return: The same with a copy of ``policy_kwargs``: SB3 writes into what it gets, which may be the caller's for more models
     """
-    return kwargs | {"policy_kwargs": dict(kwargs.get("policy_kwargs") or {})}
+    given = kwargs.get("policy_kwargs")
+    return kwargs if given is None else kwargs | {"policy_kwargs": dict(given)}
 
 
 def check_observed(model: SAC) -> None:

@@ -14,6 +14,7 @@ import pandas as pd
 from benchmarks import log, run
 from benchmarks.__main__ import main
 from benchmarks.jobs import Job, Method, Settings
+from benchmarks.keep import write as write_kept
 from sb3_cir.tasks import TASKS
 
 
@@ -75,6 +76,20 @@ def test_parts_and_longer_copies_of_a_run_are_joined(tmp_path, steps):
     found = log.load([tmp_path]).rows
     assert set(found[found.metric == "avg_return"].env_step) == {100, 200, *steps}
     assert len(found[found.metric == "avg_success"]) == 2
+
+
+def test_a_kept_run_and_the_same_one_gone_on(tmp_path):
+    """Numbers of many digits, which CSV and pandas must bring back."""
+    values = np.random.default_rng(0).uniform(0, 1000, 200)
+    whole = pd.DataFrame(
+        [("cir", "dog-run", 0, "avg_return", step, value) for step, value in enumerate(values)], columns=log.COLUMNS
+    )
+    log.write(tmp_path / "a.csv", whole[:100])
+    for _ in range(3):
+        log.write(tmp_path / "a.csv", log.read([tmp_path / "a.csv"]))
+    log.write(tmp_path / "b.csv", whole)
+    found = log.load([tmp_path])
+    assert found.rows.value.tolist() == values.tolist()
 
 
 def test_methods_are_known_by_what_reports_call_them(tmp_path):
@@ -269,6 +284,17 @@ def test_keeping_more_runs_adds_them_and_takes_the_newer_of_the_same(tmp_path):
     assert {made["seed"]: made["commit"] for made in found.runs} == {0: "c", 1: "b"}
     assert found.rows.groupby("seed").value.unique().map(list).to_dict() == {0: [3.0], 1: [2.0]}
     assert found.notes == []
+
+
+def test_of_a_run_that_stands_twice_the_first_is_kept_with_its_own_origin(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        made = dict(zip(log.RUN, ("cir", "walker-walk", 1), strict=True), commit=name * 8, processor=name)
+        write_kept(tmp_path / "logs" / f"{name}.csv", rows(1, value=value), [made])
+    keep(tmp_path / "logs", "--out", tmp_path / "kept.csv")
+    (run,) = log.load([tmp_path / "kept.csv"]).runs
+    assert run["commit"] == "aaaaaaaa"
+    assert set(log.read([tmp_path / "kept.csv"]).value) == {1.0}
 
 
 def test_keep_refuses_two_folders_of_one_run(tmp_path, capsys):

@@ -128,6 +128,15 @@ def test_percent_of_cir(tmp_path):
     assert table["paper", "medium", "CDQ"] == pytest.approx(100 * 3916.6 / 5076.5)
 
 
+def test_the_papers_percent_of_cir_stands_beside_all_tasks_alone(tmp_path):
+    ablation = suite("ablation")
+    for method in ("cir", "cir:cdq"):
+        write_log(tmp_path / f"{method[-3:]}.csv", [[400] * 14], chosen=ablation, steps=(250_000, 500_000), method=method)
+    found = select(tmp_path, ablation)
+    medium = tables.percent_of_cir(found.scores, found.suite, reps=5)
+    assert set(medium[medium.source == "paper"].group) == {"medium"}  # hard tasks are at half their steps
+
+
 def test_cir_at_k_takes_hard_tasks_at_twice_the_steps(tmp_path):
     width = suite("scaling_width")
     rows = [
@@ -312,7 +321,7 @@ def test_runs_that_ended_at_different_steps_are_named_with_a_budget_for_all(tmp_
     rows = pd.read_csv(tmp_path / "rows.csv")
     log.write(tmp_path / "rows.csv", rows[~((rows.seed == 6) & (rows.env_name == "dog-run") & (rows.env_step > 500_000))])
     found = select(tmp_path / "rows.csv", HARD)
-    assert "Measured runs ended at different steps on dog-run: --budget 0.5 takes all at the same." in found.notes
+    assert "Measured runs ended at different steps on dog-run: --budget 0.5 cuts all to at most that." in found.notes
     steps, curves = found.aggregated[0].over_steps()
     assert steps.tolist() == [0.5]  # no run is carried on beyond its end
     assert curves.shape == (3, 7, 1)
@@ -352,6 +361,12 @@ def test_a_second_report_leaves_no_file_of_the_first(tmp_path, returns):
     assert main(arguments) == 0
     assert not list((tmp_path / "out").glob("costs.*"))
     assert not (tmp_path / "out" / "return_against_time.png").exists()
+    wider = suite("humanoid_bench_wider")
+    write_log(tmp_path / "rows.csv", returns[:, :6], chosen=wider)
+    assert main([*arguments[:3], wider.name, *arguments[4:]]) == 0
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert not written & {"profiles.png", "sample_efficiency.png", "aggregates.csv"}
+    assert {"learning_curves.png", "index.html"} <= written
 
 
 def test_the_papers_aggregates_stand_beside_all_tasks_alone(tmp_path, returns):
@@ -383,7 +398,7 @@ def test_what_is_left_out_is_said_with_the_reason(tmp_path, returns):
     notes = select(tmp_path / "own.csv", HARD, tmp_path / "theirs.csv").notes
     assert "ppo is left out: it has none of the tasks shown, but Craftax-Symbolic-v1." in notes
     assert "TD7 is left out: of these tasks it has no avg_return, but avg_success." in notes
-    assert "BRO is left out: it has no evaluation up to 100 % of the paper's steps on these tasks." in notes
+    assert "BRO is left out: it has no evaluation up to the steps that were measured on these tasks." in notes
 
 
 def test_a_single_run_has_no_interval(tmp_path, capsys, returns):

@@ -242,6 +242,23 @@ def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
     assert values(tmp_path).env_step.max() == 160
 
 
+def test_the_last_rows_must_be_written(tmp_path, monkeypatch):
+    """A job that ended without them would never have them: it goes on from its end."""
+    write = recorder.log.write
+
+    def full(path, rows):
+        if rows.env_step.max() == 160:
+            raise OSError("no space left")
+        write(path, rows)
+
+    monkeypatch.setattr(recorder.log, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        learn(tmp_path)
+    monkeypatch.undo()
+    learn(tmp_path, resumed=True)
+    assert values(tmp_path).env_step.max() == 160
+
+
 def test_a_job_that_is_being_tidied_up_is_finished(tmp_path, monkeypatch):
     """Killed within, it is not begun anew, and what is left goes at the next start."""
     each = job(tmp_path)

@@ -170,6 +170,12 @@ def test_a_full_disk_does_not_end_a_run(
     with pytest.warns(UserWarning, match="could not be written, and will be at the next look: no space left"):
         _, table = screened(60)
     assert set(table.env_step) == {80, 120}
+    monkeypatch.setattr(screen.keep, "write", lambda *args: calls.clear() or full())
+    with pytest.raises(AssertionError):  # main() gives 2: the next look would be none
+        screened(70)
+    monkeypatch.setattr(screen.keep, "write", write)
+    _, table = screened(70)
+    assert set(table.env_step) == {80, 120, 140}
 
 
 @pytest.mark.parametrize("arm", ["cir+temp+rsnorm", "cir+temp+rsnorm+categorical"])

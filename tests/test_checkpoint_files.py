@@ -169,7 +169,7 @@ def test_more_episodes_than_a_reader_takes(tmp_path: Path, monkeypatch: pytest.M
     assert len(resumed.ep_info_buffer) == state.EPISODES
     assert resumed.ep_info_buffer[-1]["r"] >= 129_997 or resumed.ep_info_buffer[-1]["l"] > 1
     monkeypatch.setattr(state, "EPISODES", 130_000)
-    with pytest.warns(UserWarning, match=r"step 60 in .*values, 500000 are allowed\.; the last good one is step 40"):
+    with pytest.warns(UserWarning, match=r"step 60 in .*values, 500000 are allowed; the last good one is step 40"):
         model.learn(20, callback=Checkpoint(20, tmp_path), reset_num_timesteps=False)
     assert [step for step, _ in checkpoints(tmp_path)] == [40, 20]
 

@@ -64,7 +64,10 @@ def test_arguments(arguments: dict, message: str) -> None:
 
 def test_whole_numbers_that_are_floats() -> None:
     """They pass, and are no indices to Python."""
-    assert small("Pendulum-v1", batch_size=8.0, gradient_steps=2.0, n_steps=3.0).learn(24)._n_updates == 2 * 2 * 4
+    assert (
+        small("Pendulum-v1", buffer_size=50.0, batch_size=8.0, gradient_steps=2.0, n_steps=3.0).learn(24)._n_updates
+        == 2 * 2 * 4
+    )
 
 
 def test_policy_kwargs_stay_the_callers() -> None:

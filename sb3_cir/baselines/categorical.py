@@ -37,7 +37,6 @@ from sb3_cir.policies import (
     check_activation,
     check_n_critics,
     check_observed,
-    is_number,
     own_policy_kwargs,
 )
 from sb3_cir.runs.algorithm import Resumable
@@ -297,7 +296,7 @@ class CategoricalSAC(ScalesRewards, SAC):
     :param policy: "MlpPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
     :param learning_rate: For actor, critics and temperature, at the start. A schedule takes the place of the fall.
-    :param learning_rate_end: What it falls to; half of ``learning_rate`` where it is None
+    :param learning_rate_end: What it falls to, if that is less; half of ``learning_rate`` where it is None
     :param decay_timesteps: Steps of the agent, over all environments, in which it falls. "auto" is all of the run's. The fall
         is counted in steps of each optimiser, from the model's first.
     :param target_entropy: Target entropy, or "auto"
@@ -325,12 +324,8 @@ class CategoricalSAC(ScalesRewards, SAC):
     ):
         if isinstance(learning_rate, ConstantSchedule):  # which RL Zoo makes of a number
             learning_rate = learning_rate.val
-        if learning_rate_end is None and is_number(learning_rate):
-            learning_rate_end = learning_rate / 2  # type: ignore[operator]
         if learning_rate_end is not None and not learning_rate_end >= 0:
             raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be negative.")
-        if learning_rate_end is not None and is_number(learning_rate) and learning_rate_end > learning_rate:  # type: ignore[operator]
-            raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be above learning_rate={learning_rate}.")
         if decay_timesteps != "auto" and not (isinstance(decay_timesteps, (int, float)) and decay_timesteps > 0):
             raise ValueError(f"decay_timesteps={decay_timesteps!r}: it must be 'auto' or a positive number of steps.")
         # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
@@ -529,8 +524,8 @@ class CategoricalSAC(ScalesRewards, SAC):
         remaining = max(1 - n_steps / n_planned, 0.0) if n_planned > 0 else 1.0
         if callable(self.learning_rate):
             return float(self.lr_schedule(remaining))
-        assert self.learning_rate_end is not None
-        return self.learning_rate_end + (self.learning_rate - self.learning_rate_end) * self._shape_of_fall(remaining)
+        end = self.learning_rate / 2 if self.learning_rate_end is None else min(self.learning_rate_end, self.learning_rate)
+        return end + (self.learning_rate - end) * self._shape_of_fall(remaining)
 
     def _shape_of_fall(self, remaining: float) -> float:
         """

@@ -213,8 +213,9 @@ class FlashSAC(CategoricalSAC):
 
     :param policy: "MlpPolicy" or a policy class
     :param env: The environment to learn from (if registered in Gym, can be str)
-    :param learning_rate: For actor, critics and temperature, at the start. A schedule takes the place of the fall.
-    :param learning_rate_end: What it falls to, along half a cosine. Default: half of it
+    :param learning_rate: For actor, critics and temperature, at the start. A schedule takes the place of the fall, but
+        for SB3's ``ConstantSchedule``, which RL Zoo makes of a number.
+    :param learning_rate_end: What it falls to, along half a cosine, if that is less. Default: half of ``learning_rate``
     :param decay_timesteps: Steps of the agent, over all environments, in which it falls. "auto" is all of the run's. The fall
         is counted in steps of each optimiser, from the model's first: the actor's, which makes half as many steps, comes
         half the way.

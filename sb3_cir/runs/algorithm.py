@@ -167,7 +167,7 @@ class Resumable(OffPolicyAlgorithm):
         arguments.refuse(self)
         # SB3 writes n_steps and gamma into it, which may be the caller's.
         self.replay_buffer_kwargs = dict(self.replay_buffer_kwargs)
-        for name in ("batch_size", "gradient_steps", "n_steps"):  # of which 2.0 passes, and is no index
+        for name in ("buffer_size", "batch_size", "gradient_steps", "n_steps"):  # 2.0 is no index to Python
             if isinstance(getattr(self, name), float):
                 setattr(self, name, int(getattr(self, name)))
         super()._setup_model()

@@ -107,7 +107,7 @@ def read_regular(path: Path, at_most: int = -1) -> bytes:
     handle = os.open(path, os.O_RDONLY | flags)
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
-        os.close(handle)  # open() would keep a folder's
+        os.close(handle)  # open() refuses a folder and leaves its handle open
         raise DamagedError(f"{path}: this is {'a folder' if stat.S_ISDIR(kind) else 'no regular file'}.")
     with open(handle, "rb") as file:
         return file.read(at_most)

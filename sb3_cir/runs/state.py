@@ -23,8 +23,8 @@ from sb3_cir.runs import arguments, normalization, parameters, randomness, resul
 from sb3_cir.runs.files import Arrays, DamagedError, short
 from sb3_cir.runs.plain import Checkpoint
 
-# Of the last episodes, at most as many go into a checkpoint: fewer than a reader takes.
-EPISODES = 50_000
+# At most as many of the last episodes go into a checkpoint. A longer file would be refused when it is read.
+EPISODES = 20_000
 COUNTERS = ("num_timesteps", "_n_updates", "_episode_num")
 
 
@@ -97,7 +97,7 @@ def take_episodes(model: OffPolicyAlgorithm) -> list[dict[str, float]]:
 def take_successes(model: OffPolicyAlgorithm) -> list[float]:
     """
     :param model: A model
-    :return: Which of the last episodes succeeded, of as many
+    :return: Which of the last episodes succeeded, likewise
     """
     assert model.ep_success_buffer is not None
     return [float(success) for success in list(model.ep_success_buffer)[-EPISODES:]]
