@@ -28,7 +28,12 @@ def test_trains_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert (tmp_path / "demo" / "video.mp4").is_file() or "No video: no GL backend" in said
 
 
-def test_says_what_it_will_do() -> None:
-    for size in demo.SIZES.values():
+def test_says_what_it_will_do_and_where_it_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(demo, "run_zoo", lambda *_: 1)
+    for name, options in (("small", []), ("paper", ["--paper"])):
+        size = demo.SIZES[name]
         assert size.learning_starts < size.steps
-        assert size.takes
+        assert main(["demo", *options]) == 1
+        said = capsys.readouterr()
+        assert f"CIR learns to balance a pole on a cart: {size.steps:,} steps. This takes {size.takes}." in said.out
+        assert "Training failed" in said.err

@@ -77,6 +77,8 @@ def test_missing_tasks_and_runs_are_left_out_and_said(tmp_path, capsys, returns)
     log.write(tmp_path / "rows.csv", rows[~((rows.seed == 7) & (rows.env_name == "dog-run"))])
     cir = aggregates(tmp_path, capsys)["CIR"]
     assert (cir["runs"], cir["tasks"], cir["of_tasks"]) == (2, 6, 7)
+    assert aggregates(tmp_path, capsys)["CIR"] == cir  # the bootstrap too
+    assert "CIR: aggregates have the 2 runs that every task has; some tasks have up to 3." in select(tmp_path, HARD).notes
 
 
 def test_a_run_that_is_not_at_its_end_is_said(tmp_path, capsys, returns):
@@ -148,6 +150,20 @@ def test_cir_at_k_takes_hard_tasks_at_twice_the_steps(tmp_path):
     table = tables.scaling(scores.collect(log.read([tmp_path]), width, scores.MEASURED))
     assert list(table.k * 500_000) == pytest.approx([100_000, 200_000, 300_000, 400_000, 500_000])
     assert list(table.value) == pytest.approx([100_000, 200_000, 300_000, 400_000, 500_000])
+
+
+def test_cir_at_k_has_the_standard_deviation_of_each_tasks_runs(tmp_path):
+    write_log(tmp_path / "rows.csv", [[100, 1000], [300, 1200]])
+    table = tables.scaling(select(tmp_path, HARD).scores, points=1)
+    assert table[["k", "value", "std"]].to_numpy().tolist() == [[1.0, 650.0, 100.0]]
+
+
+def test_percent_of_cir_of_a_single_run_has_no_interval(tmp_path):
+    ablation = suite("ablation")
+    write_log(tmp_path / "cir.csv", [[400] * 14], chosen=ablation)
+    write_log(tmp_path / "cdq.csv", [[200] * 14], chosen=ablation, method="cir:cdq")
+    table = tables.percent_of_cir(select(tmp_path, ablation).scores, ablation, reps=5)
+    assert table[table.source == "measured"][["low", "high"]].isna().all(axis=None)
 
 
 def test_the_page_holds_everything_itself(tmp_path, returns, capsys):
@@ -228,6 +244,8 @@ def test_time_is_that_of_the_tasks_and_steps_shown(tmp_path, returns):
 def test_costs_without_a_number_of_updates(tmp_path, returns):
     write_log(tmp_path / "cir.csv", returns, seconds=3600)
     rows = log.read([tmp_path])
+    row = tables.costs(rows, HARD)[["simulator steps a run", "updates a run", "simulator steps a second"]]
+    assert row.to_numpy().tolist() == [["1,000,000", "1,000,000", "277.8"]]
     cost = tables.costs(rows[rows.metric != log.UPDATES], HARD)
     assert cost[["hours a run", "updates a run"]].to_numpy().tolist() == [["1.000", ""]]
 

@@ -17,7 +17,7 @@ from walk import Walk
 
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.runs import files, rows, state
+from sb3_cir.runs import checkpoint, files, rows, state
 from sb3_cir.runs.files import checkpoints
 
 
@@ -48,8 +48,13 @@ def test_only_changed_blocks_are_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert [step for step, _ in checkpoints(tmp_path)] == [333, 330]
 
 
-@pytest.mark.parametrize("what", ["step_60.zip", "transitions/replay_60_*.safetensors"])
-@pytest.mark.parametrize("how", ["cut", "altered", "deleted"])
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [
+        *(("step_60.zip", how) for how in ("cut", "altered")),
+        *(("transitions/replay_60_*.safetensors", how) for how in ("cut", "altered", "deleted")),
+    ],
+)
 def test_damaged(what: str, how: str, tmp_path: Path) -> None:
     model = small(Walk()).learn(60, callback=Checkpoint(30, tmp_path))
     (path,) = tmp_path.glob(what)
@@ -59,8 +64,6 @@ def test_damaged(what: str, how: str, tmp_path: Path) -> None:
         data = bytearray(path.read_bytes())
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
-    elif what.startswith("step"):
-        pytest.skip("a checkpoint that is not there was not written")
     else:
         path.unlink()
     with pytest.warns(UserWarning, match=r"step_60.zip is damaged \(.*\): going back to the checkpoint before it"):
@@ -308,6 +311,59 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.
         CIR.resume(tmp_path, Walk())
     CIR.resume(tmp_path / "step_20.zip", Walk()).learn(30, callback=Checkpoint(10, tmp_path))
     assert [step for step, _ in checkpoints(tmp_path)] == [40, 30, 20]
+    monkeypatch.undo()
+    assert CIR.resume(tmp_path / "step_40.zip", Walk()).num_timesteps == 40  # its rows are there too
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_how_many_are_kept(keep: int, tmp_path: Path) -> None:
+    small(Walk(), learning_starts=1000).learn(80, callback=Checkpoint(20, tmp_path, keep=keep))
+    assert [step for step, _ in checkpoints(tmp_path)] == [80, 60, 40][:keep]
+
+
+def test_another_runs_checkpoint_stays(tmp_path: Path) -> None:
+    for name, steps in (("ours", 60), ("theirs", 40)):
+        small(Walk(), learning_starts=1000).learn(steps, callback=Checkpoint(20, tmp_path / name, keep=1))
+    for path in (tmp_path / "theirs").glob("**/*.*"):
+        shutil.copy(path, tmp_path / "ours" / path.relative_to(tmp_path / "theirs"))
+    CIR.resume(tmp_path / "ours" / "step_60.zip", Walk()).learn(100, callback=Checkpoint(20, tmp_path / "ours"))
+    assert [step for step, _ in checkpoints(tmp_path / "ours")] == [100, 80, 40]
+    assert CIR.resume(tmp_path / "ours" / "step_40.zip", Walk()).num_timesteps == 40
+
+
+def test_nothing_is_left_of_what_could_not_be_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that fills while a checkpoint is written, of a process that was killed, and of the lock."""
+    fsync, calls = os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) >= 7:  # amid the second checkpoint
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    (tmp_path / "transitions").mkdir()
+    left = [folder / ".step_20.zip.77.part" for folder in (tmp_path, tmp_path / "transitions")]
+    for path in left:
+        path.touch()
+    monkeypatch.setattr(os, "fsync", full)
+    saver = Checkpoint(15, tmp_path)
+    with pytest.warns(UserWarning, match="disk is full"):
+        small(Walk()).learn(30, callback=saver)
+    named = {block.file for block in checkpoint.read(tmp_path).manifest.buffers["replay"].blocks}
+    assert {path.name for path in (tmp_path / "transitions").iterdir()} == named
+    assert not any(path.exists() for path in left)
+    opened = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+    assert str(tmp_path / ".lock") not in opened
+
+
+def test_blocks_that_are_no_whole_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 300)
+    small(Walk(), learning_starts=1000).learn(60, callback=Checkpoint(60, tmp_path))
+    saved = checkpoint.read(tmp_path).manifest.buffers["replay"]
+    assert len(saved.blocks) > 2
+    for blocks, message in ((saved.blocks[::-1], "begins at row"), (saved.blocks[:-1], "has come to 60")):
+        with pytest.raises(files.DamagedError, match=message):
+            rows.check_blocks(saved.model_copy(update=dict(blocks=blocks)), tmp_path, set())
 
 
 def test_version_0_1_is_refused(tmp_path: Path) -> None:

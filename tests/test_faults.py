@@ -12,8 +12,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium import spaces
 from small import PowerError, small, weights
 from stable_baselines3 import DQN, SAC
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
@@ -24,6 +26,7 @@ from walk import Discrete, Stop, Walk
 from sb3_cir import CIR, datasets
 from sb3_cir.baselines import SimBa
 from sb3_cir.baselines.par import PAR
+from sb3_cir.buffers import cut_off
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QGain
 from sb3_cir.envs import FlatFloat32
@@ -330,3 +333,12 @@ def test_named_observations_in_other_processes() -> None:
     with pytest.raises(ValueError, match=r"named a, b\. In which order .* fill a model with a DummyVecEnv"):
         datasets._flattened(made, small(env))
     env.close()
+
+
+def test_an_episode_that_ended_is_not_cut_off() -> None:
+    """Its last transition is a terminal one, which no target looks beyond."""
+    box = spaces.Box(-1, 1, (1,))
+    buffer = ReplayBuffer(10, box, box, device="cpu")
+    buffer.add(np.zeros(1), np.zeros(1), np.zeros(1), np.ones(1), np.ones(1), [{}])
+    cut_off(buffer)
+    assert buffer._get_samples(np.array([0])).dones.item() == 1

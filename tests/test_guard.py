@@ -79,6 +79,10 @@ def test_loss_that_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(CIR, "train", train_alone)
     with pytest.raises(ValueError, match=r"nan in train/\w+ and nan in \S+ at step 30: .*non_finite_30_steps\.zip"):
         small("Pendulum-v1").learn(60, callback=[Spoil("critic.q_network.down.0.weight", th.nan), NonFiniteGuard(tmp_path)])
+    model = small(gym.make("Pendulum-v1", max_episode_steps=20))
+    model.set_logger(configure(str(tmp_path / "log"), ["csv"]))
+    model.learn(60, log_interval=1)
+    assert "train/critic_loss" in (tmp_path / "log" / "progress.csv").read_text().splitlines()[0].split(",")
 
 
 class KeepsBack(SAC):
@@ -171,6 +175,22 @@ def test_a_rollout_is_looked_at_before_ppo_trains_on_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^nan in rollout_buffer\.rewards at step 64: training has ended"):
         model.learn(64, callback=NonFiniteGuard(tmp_path))
     assert PPO.load(tmp_path / "non_finite_64_steps.zip", device="cpu").num_timesteps == 64
+
+
+class SpoilAdvantages(BaseCallback):
+    """As a normalisation of one's own may do."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.model.rollout_buffer.advantages[3] = np.nan
+
+
+def test_advantages_are_looked_at_too(tmp_path: Path) -> None:
+    model = PPO("MlpPolicy", "Pendulum-v1", n_steps=64, batch_size=16, device="cpu")
+    with pytest.raises(ValueError, match=r"^nan in rollout_buffer\.advantages at step 64"):
+        model.learn(64, callback=[SpoilAdvantages(), NonFiniteGuard(tmp_path)])
 
 
 class Masked(FlattenExtractor):

@@ -114,6 +114,8 @@ def test_domains_never_mix(algorithm) -> None:
 
 def test_several_environments() -> None:
     model, callback = learn(n_envs=3, steps=300, train_freq=2)
+    logged = model.logger.name_to_value
+    assert logged["rollout/target_ep_rew_mean"] == -logged["rollout/target_ep_len_mean"] < 0  # the reward is the domain
     check_buffer(model.replay_buffer.source, SOURCE, 100)
     check_buffer(model.replay_buffer.target, TARGET, 30)
     assert callback.target_steps == 30
@@ -476,6 +478,51 @@ def test_evaluations_of_several_environments() -> None:
     callback = OffDynamicsCallback(*makers, target_freq=4, eval_freq=6, n_eval_episodes=1)
     learn(steps=40, n_envs=4, callback=callback)
     assert [row["timesteps"] for row in callback.evaluations] == [8, 12, 20, 24, 32, 36]
+    assert all(row["source_return"] > 0 > row["target_return"] for row in callback.evaluations)  # the reward is the domain
+    resets = []
+    for _ in range(2):
+        callback.begin_episode(3)
+        resets.append([env.reset() for env in callback._eval_envs.values()])
+    np.testing.assert_array_equal(*resets)
+
+
+class Still(gym.Env):
+    """It always shows the same, and notes the actions that it is given."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (1,)), spaces.Box(-2, 2, (1,))
+
+    def __init__(self, taken: list[float]):
+        self.taken = taken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.taken.append(float(action[0]))
+        return np.zeros(1, np.float32), 0.0, False, self.steps == 5, {}
+
+
+def test_exploration_in_the_target_and_none_in_evaluations() -> None:
+    learned, evaluated = [], {"source": [], "target": []}
+    makes = iter([learned, evaluated["target"]])
+    callback = OffDynamicsCallback(
+        lambda: Still(next(makes)), lambda: Still(evaluated["source"]), eval_freq=60, n_eval_episodes=3, target_freq=2
+    )
+    arguments = tiny(replay_buffer_class=TwoDomainReplayBuffer, gradient_steps=0, learning_starts=20)
+    SAC("MlpPolicy", Still([]), **arguments).learn(60, callback=callback)
+    assert len(set(learned[10:])) == len(learned[10:]) == 20
+    for taken in evaluated.values():
+        assert len(taken) == 3 * 5
+        assert len(set(taken)) == 1
+
+
+def test_both_domains_are_on_one_device() -> None:
+    buffer = TwoDomainReplayBuffer(10, Still.observation_space, Still.action_space, device="cpu")
+    buffer.device = th.device("meta")
+    assert {part.device.type for part in buffer.parts().values()} == {"meta"}
 
 
 def test_domains_made_by_default_have_the_sources_arguments() -> None:

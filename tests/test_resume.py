@@ -271,6 +271,7 @@ def test_her_after_a_failure() -> None:
         model.learn(30)
     model.learn(30, reset_num_timesteps=False)
     assert model.replay_buffer.ep_length[:44, 0].tolist() == [14] * 14 + [23] * 23 + [0] * 7
+    assert (model.replay_buffer.dones[13, 0], model.replay_buffer.timeouts[13, 0]) == (1, 1)  # left, not ended
 
 
 class NumPys(DummyVecEnv):

@@ -1,10 +1,14 @@
 """Observation and action spaces other than a float32 vector."""
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
 from small import changed, small, weights
+
+from sb3_cir import envs
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -70,3 +74,36 @@ def test_actions(shape: tuple[int, ...], dtype: type) -> None:
     assert changed(before, model) == set(before)
     assert env.action_space.contains(model.predict(BOX.sample())[0])
     assert model.target_entropy == -np.prod(shape)
+
+
+class Counting(gym.Env):
+    """Its third step is the last one, and may not be followed by another."""
+
+    observation_space = action_space = spaces.Box(-1, 1, (1,), np.float64)
+
+    def __init__(self, end: str):
+        self.end, self.steps = end, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        self.steps = 0
+        return np.zeros(1), {}
+
+    def step(self, action: np.ndarray) -> Any:
+        assert self.steps < 3
+        self.steps += 1
+        last = self.steps == 3
+        return np.zeros(1), float(self.steps), last and self.end == "terminated", last and self.end == "truncated", {}
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_an_action_is_repeated_to_the_end_of_the_episode(end: str) -> None:
+    """With summed rewards; what ends an episode at the first of two steps is no other's to change."""
+    env = envs.ActionRepeat(Counting(end), 2)
+    env.reset()
+    assert env.step(np.zeros(1))[1:4] == (1 + 2, False, False)
+    assert env.step(np.zeros(1))[1:4] == (3, end == "terminated", end == "truncated")
+
+
+def test_flat_observations_are_float32() -> None:
+    env = envs.FlatFloat32(Counting("truncated"))
+    assert env.reset()[0].dtype == env.step(np.zeros(1))[0].dtype == np.float32

@@ -201,3 +201,19 @@ def test_policy_and_algorithm_apart(model_class: type, policy: type) -> None:
     assert changed(before, model) == set(before)
     assert "train/input_saturation" not in model.logger.name_to_value
     assert np.isfinite(model.logger.name_to_value["train/critic_loss"])
+
+
+def test_parameters_that_somebody_froze_stay() -> None:
+    model = filled()
+    bias = model.critic.q_network.input.bias.requires_grad_(False)
+    before = bias.clone()
+    model.train(gradient_steps=2, batch_size=16)
+    assert not bias.requires_grad
+    assert th.equal(bias, before)
+
+
+def test_the_actors_loss_gives_the_critics_no_gradients() -> None:
+    model, calls = filled(sample_reuse=1), []
+    model.critic.q_network.head.weight.register_hook(calls.append)
+    model.train(gradient_steps=3, batch_size=16)
+    assert len(calls) == 3

@@ -356,3 +356,8 @@ def test_data_alone(module: str) -> None:
     code = f"import runpy, sys; runpy.run_path({path!r}); print([n in sys.modules for n in ('torch', 'numpy', 'gymnasium')])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[False, False, False]"
+
+
+def test_c_of_the_actor() -> None:
+    actor = build(policy_kwargs=dict(actor_network="ActorCIR", avg_r_norm_coef=0.7)).actor
+    assert actor.latent_pi[0].avg_r_norm.coef == 0.7
