@@ -435,7 +435,7 @@ def check_observed(model: SAC) -> None:
     if getattr(extractor, "must_observe", False) and not observes:
         raise ValueError(
             f"{type(extractor).__name__}: a {type(model).__name__} counts no observations, so nothing would be normalised. "
-            "SimBa, SimbaV2 and CIRRSNorm do; for all others there is VecNormalize."
+            "SimBa, SimbaV2 and CIRSimBa do; for all others there is VecNormalize."
         )
 
 

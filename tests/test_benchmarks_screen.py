@@ -13,7 +13,7 @@ pytest.importorskip("dm_control")
 
 from benchmarks import arms, log, screen
 from benchmarks.__main__ import main
-from sb3_cir.cir_rsnorm import CIRRSNorm
+from sb3_cir.cir_simba import CIRSimBa
 from sb3_cir.smr import SMR
 
 TASK = "cartpole-balance"
@@ -59,12 +59,12 @@ def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
 
 
 def test_the_recipe_is_its_arm() -> None:
-    """``CIRRSNorm`` by its defaults trains as the arm that was measured, to the last bit."""
-    arm = build("cir+temp+rsnorm+n3")
+    """``CIRSimBa`` by its defaults trains as the arm that was measured, to the last bit."""
+    arm = build("cir+temp+rsnorm+lr1e-4+simba_actor+n3")
     arm.learning_starts = 20
     arm.learn(40)
-    own = dict(learning_starts=20, buffer_size=50_000, policy_kwargs=dict(net_arch=[8, 8]))
-    recipe = CIRRSNorm("MlpPolicy", screen.make_env(TASK), seed=0, device="cpu", **own).learn(40)
+    own = dict(learning_starts=20, buffer_size=50_000, policy_kwargs=dict(net_arch=dict(pi=[128], qf=[8, 8])))
+    recipe = CIRSimBa("MlpPolicy", screen.make_env(TASK), seed=0, device="cpu", **own).learn(40)
     assert recipe._n_updates == 40
     ours, theirs = recipe.policy.state_dict(), arm.policy.state_dict()
     assert ours.keys() == theirs.keys()

@@ -23,7 +23,7 @@ from test_normalization import stepped
 from sb3_cir import CIR, export
 from sb3_cir.baselines import SimBa
 from sb3_cir.baselines.simba import RSNorm
-from sb3_cir.cir_rsnorm import CIRRSNorm
+from sb3_cir.cir_simba import CIRSimBa
 from sb3_cir.export import NOTE
 from sb3_cir.runs import normalization
 
@@ -249,7 +249,7 @@ class Steady(gym.ObservationWrapper):
 
 def test_is_checked_where_rsnorm_has_been(tmp_path: Path) -> None:
     """Far from what it has seen all actions are at a bound, so that nothing would be compared."""
-    model = small(Steady(), model_class=CIRRSNorm).learn(60)
+    model = small(Steady(), model_class=CIRSimBa).learn(60)
     observations = export._random(model, None, 64)["observation"]
     assert np.abs(observations[:, 3:]).max() < 0.01
     assert np.abs(observations[:, :3]).max() > 1

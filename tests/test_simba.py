@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from sb3_cir.baselines import SimBa, SimbaPolicy, SimBaSMR, SimbaV2
 from sb3_cir.baselines.simba import ResidualBlock, RSNorm, episode_steps, horizon_discount, simba_encoder
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.cir_rsnorm import CIRRSNorm
+from sb3_cir.cir_simba import CIRSimBa
 
 SMALL = dict(pi=[8], qf=[16, 16])
 
@@ -226,7 +226,7 @@ class AsTheEnvironmentHasThem(VecEnvWrapper):
         return dict(reversed(observations.items())), *rest
 
 
-@pytest.mark.parametrize("model_class", [SimBa, CIRRSNorm, SAC])
+@pytest.mark.parametrize("model_class", [SimBa, CIRSimBa, SAC])
 def test_order_of_a_dict(model_class: type[BaseAlgorithm]) -> None:
     """Statistics and actions go by the names of the entries: while it learns, and in ``predict()`` on a raw environment."""
     policy = SimbaPolicy if model_class is SAC else "MultiInputPolicy"
@@ -408,7 +408,7 @@ def test_own_gamma_and_target_entropy() -> None:
     assert (model.gamma, model.target_entropy) == (0.9, -3)
 
 
-@pytest.mark.parametrize("model_class", [SimBa, SimbaV2, CIRRSNorm])
+@pytest.mark.parametrize("model_class", [SimBa, SimbaV2, CIRSimBa])
 def test_gamma_of_another_text(model_class: type[BaseAlgorithm]) -> None:
     with pytest.raises(ValueError, match=r"gamma='0\.9': it must be a number in \[0, 1\] or 'auto'\."):
         build(model_class, gamma="0.9")

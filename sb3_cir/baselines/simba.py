@@ -284,6 +284,8 @@ class NormalizesObservations(SACPolicy):
         super()._build(lr_schedule)
         if isinstance(self.actor.features_extractor, RSNorm):
             self.critic_target.features_extractor = self.actor.features_extractor
+        # Only train() puts it into training mode, where batches may move the statistics.
+        self.set_training_mode(False)
 
 
 class SimbaPolicy(NormalizesObservations):
@@ -328,11 +330,6 @@ class SimbaPolicy(NormalizesObservations):
             optimizer_kwargs=dict(weight_decay=1e-2) if optimizer_kwargs is None else optimizer_kwargs,
             **kwargs,
         )
-
-    def _build(self, lr_schedule: Schedule) -> None:
-        super()._build(lr_schedule)
-        # Only train() puts it into training mode, where batches may move the statistics.
-        self.set_training_mode(False)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
         return SimbaActor(**self._update_features_extractor(self.actor_kwargs, features_extractor)).to(self.device)

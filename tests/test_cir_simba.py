@@ -1,4 +1,4 @@
-"""CIR with SimBa's temperature and RSNorm. That it is the arm that was measured is in the screen's test."""
+"""CIR in SimBa's setting. That it is the arm that was measured is in the screen's test."""
 
 import warnings
 from pathlib import Path
@@ -10,14 +10,16 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from small import PowerCut, PowerError, small
+from stable_baselines3 import SAC
 from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
 
 from sb3_cir import CIR
 from sb3_cir.baselines import FlashSAC, SimBa
-from sb3_cir.baselines.simba import RSNorm
+from sb3_cir.baselines.simba import RSNorm, SimbaActor
 from sb3_cir.buffers import RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
-from sb3_cir.cir_rsnorm import CIRRSNorm
+from sb3_cir.cir_simba import CIRSimBa, CIRSimBaPolicy
 from sb3_cir.policies import DictExtractor
 from sb3_cir.smr import SMR
 
@@ -46,24 +48,47 @@ class Shifted(gym.Env):
         return self._observe(), float(action[0]), False, self.steps == 8, {}
 
 
-def build(env: Any = None, **kwargs: Any) -> CIRRSNorm:
-    return small(Shifted() if env is None else env, model_class=CIRRSNorm, **kwargs)
+def build(env: Any = None, **kwargs: Any) -> CIRSimBa:
+    return small(Shifted() if env is None else env, model_class=CIRSimBa, **kwargs)
 
 
-def test_differs_from_cir_in_three_things() -> None:
-    """The temperature, what observations go through, and the steps of a return."""
-    ours, cir = build(), small(Shifted())
+def test_differs_from_cir_as_it_says() -> None:
+    """The actor, the learning rate, the temperature, what observations go through, and the steps of a return."""
+    ours, cir, simba = build(), small(Shifted()), small(Shifted(), model_class=SimBa)
     assert (ours._ent_coef().item(), ours.target_entropy) == (pytest.approx(0.01), -1.0)
     assert (cir._ent_coef().item(), cir.target_entropy) == (1.0, -2.0)
     assert (ours.n_steps, ours.replay_buffer.n_steps, cir.n_steps) == (3, 3, 1)
-    for name in ("learning_rate", "sample_reuse", "convex_coef", "gamma", "tau", "batch_size", "precision", "compile"):
+    assert ours.learning_rate == simba.learning_rate == 1e-4
+    for name in ("sample_reuse", "convex_coef", "gamma", "tau", "batch_size", "precision", "compile"):
         assert getattr(ours, name) == getattr(cir, name), name
     assert repr(ours.critic.q_network) == repr(cir.critic.q_network)
-    assert repr(ours.actor.latent_pi) == repr(cir.actor.latent_pi)
+    assert repr(ours.actor) == repr(simba.actor)
     obs, actions = th.randn(4, 3), th.rand(4, 2)
-    ours.policy.load_state_dict(cir.policy.state_dict(), strict=False)
+    ours.critic.load_state_dict(cir.critic.state_dict(), strict=False)
     # Nothing was counted yet: the mean is 0 and the variance 1.
     th.testing.assert_close(ours.critic(obs, actions), cir.critic(obs, actions))
+
+
+def test_sizes_are_simbas_actors_and_the_papers_critics() -> None:
+    model = CIRSimBa("MlpPolicy", Shifted(), buffer_size=10, device="cpu")
+    paper = CIR("MlpPolicy", Shifted(), buffer_size=10, device="cpu")
+    simba = SimBa("MlpPolicy", Shifted(), buffer_size=10, device="cpu")
+    assert repr(model.critic.q_network) == repr(paper.critic.q_network)
+    assert repr(model.actor) == repr(simba.actor)
+
+
+@pytest.mark.parametrize("given", [dict(actor_network="ActorLN"), dict(activation_fn=nn.Tanh)])
+def test_the_actor_is_simbas(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"CIRSimBaPolicy takes none"):
+        build(policy_kwargs=given)
+    build().policy.save(tmp_path / "policy")
+    assert isinstance(CIRSimBaPolicy.load(tmp_path / "policy", device="cpu").actor, SimbaActor)
+
+
+def test_in_sac() -> None:
+    """SimBa's actor gives the statistics the batches that it sees."""
+    model = small(Shifted(), CIRSimBaPolicy, SAC).learn(30)
+    assert model.actor.features_extractor.count == 2 * 10 * 16
 
 
 def test_steps_of_a_return(tmp_path: Path) -> None:
@@ -81,7 +106,7 @@ def test_steps_of_a_return(tmp_path: Path) -> None:
         assert five.replay_buffer.sample(64).discounts.min().item() == pytest.approx(0.99**5)
     five.save(tmp_path / "model")
     for trusted in (True, False):
-        loaded = CIRRSNorm.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=trusted)
+        loaded = CIRSimBa.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=trusted)
         assert (loaded.n_steps, loaded.replay_buffer.n_steps) == (5, 5)
     with pytest.raises(ValueError, match=r"n_steps='three': it must be a number of at least 1 or 'auto'\."):
         build(n_steps="three")
@@ -119,7 +144,7 @@ def test_dicts_and_images(policy: str, space: spaces.Space) -> None:
         assert model.actor.features_extractor.count == 30
 
 
-@pytest.mark.parametrize("model_class", [CIRRSNorm, SimBa])
+@pytest.mark.parametrize("model_class", [CIRSimBa, SimBa])
 def test_the_critics_have_a_network_for_images_of_their_own(model_class: type[SMR]) -> None:
     widths = [16, 16] if model_class is SimBa else [16]
     space = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -139,7 +164,7 @@ def test_images_in_a_dict_need_a_network() -> None:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     model = build(gamma=0.9, policy_kwargs=dict(avg_r_norm_coef=0.4)).learn(40)
     model.save(tmp_path / "model")
-    loaded = CIRRSNorm.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
+    loaded = CIRSimBa.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
     ours, theirs = model.policy.state_dict(), loaded.policy.state_dict()
     assert all(th.equal(value, theirs[name]) for name, value in ours.items())
     assert loaded.actor.features_extractor is loaded.critic_target.features_extractor
@@ -149,7 +174,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     np.testing.assert_array_equal(*(each.predict(observations, deterministic=True)[0] for each in (model, loaded)))
     loaded.learn(30, reset_num_timesteps=False)
     assert loaded.actor.features_extractor.count == 70
-    with pytest.raises(ValueError, match="CIRRSNorm"):
+    with pytest.raises(ValueError, match="CIRSimBa"):
         CIR.load(tmp_path / "model", env=Shifted(), device="cpu", trusted=False)
 
 
@@ -160,7 +185,7 @@ def test_resumed_to_the_bit(tmp_path: Path) -> None:
     whole = build().learn(120, callback=callback("whole"))
     with pytest.raises(PowerError):
         build().learn(120, callback=[callback("killed"), PowerCut(75)])
-    model = CIRRSNorm.resume(tmp_path / "killed", Shifted(), device="cpu")
+    model = CIRSimBa.resume(tmp_path / "killed", Shifted(), device="cpu")
     assert model.num_timesteps == 60
     model.learn(120, callback=callback("killed"))
     ours, theirs = whole.policy.state_dict(), model.policy.state_dict()
