@@ -50,15 +50,20 @@ def load(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, u
     :param unpickle: SB3's own ``load_replay_buffer``
     :raises ValueError: If it does not fit, or is a pickle that is not trusted.
     """
+    _fill(model, path, truncate, trusted, unpickle)
+    assert model.replay_buffer is not None
+    for part in rows.parts(model.replay_buffer).values() if truncate else ():
+        if isinstance(part, NStepReplayBuffer):  # which SB3 leaves as it is
+            cut_off(part)
+
+
+def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, unpickle: Callable[..., None]) -> None:
+    """:func:`load`, but for n-step returns that would run into another episode."""
     if isinstance(path, (str, Path)):
         path = files.find(path, ".safetensors", ".pkl")
     what = str(path if isinstance(path, (str, Path)) else getattr(path, "name", path))
     if files.is_trusted_pickle(path, trusted, what):
         unpickle(path, truncate)
-        assert model.replay_buffer is not None
-        for part in rows.parts(model.replay_buffer).values() if truncate else ():
-            if isinstance(part, NStepReplayBuffer):  # which SB3 leaves as it is
-                cut_off(part)
         return
     said, arrays = files.read_arrays(path, what)
     manifest = validate(Buffer, files.read_json(said, what), what)
@@ -80,8 +85,6 @@ def load(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, u
         rows.load(part, manifest.buffers[name], iter([(0, columns[name])]))
         if truncate and isinstance(part, HerReplayBuffer):
             part.truncate_last_trajectory()
-        elif truncate and isinstance(part, NStepReplayBuffer):
-            cut_off(part)
     buffer.device = model.device
     model.replay_buffer, model.buffer_size = buffer, max(part.buffer_size * part.n_envs for part in parts.values())
 
