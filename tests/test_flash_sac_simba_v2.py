@@ -538,8 +538,8 @@ def test_yaml(algo: str, model_class: type[CategoricalSAC], repeat: int) -> None
         entry = dict(hyperparams[task.env_id])
         steps = 1_000_000 if task.group == "humanoid_bench" else task.env_steps
         assert entry.pop("n_timesteps") * repeat == steps
-        # The authors' runs have a million steps on all tasks, and the learning rate falls over them.
-        assert entry.get("decay_timesteps", steps / repeat) * repeat == 1_000_000
+        # The authors' runs have a million steps on all tasks. The learning rate falls over them, also in a grid's longer runs.
+        assert entry["decay_timesteps"] * repeat == 1_000_000
         assert entry.pop("env_wrapper") == f"sb3_cir.envs.{'FlatFloat32' if repeat == 1 else 'paper_protocol'}"
         if algo == "simba_v2":
             assert entry.get("episodic", True) == (task.group == "humanoid_bench")

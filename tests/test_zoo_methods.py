@@ -16,7 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb3_cir import CIR, methods
 from sb3_cir.methods import as_zoo_params, zoo_command
-from sb3_cir.tasks import of_group
+from sb3_cir.tasks import DMC_OTHER, of_group
 from sb3_cir.variants import VARIANTS, arguments, main
 
 pytest.importorskip("rl_zoo3", reason="needs RL Zoo: pip install 'sb3-cir[zoo]'")
@@ -72,6 +72,22 @@ def test_yaml(algo: str) -> None:
         assert model.policy.net_arch == dict(pi=[512, 512], qf=[512, 512])
     if algo.startswith("simba"):
         assert model.critic.n_critics == 1
+
+
+@pytest.mark.parametrize("algo", ["simba", "simba_v2"])
+def test_one_critic_on_dm_control(algo: str) -> None:
+    """On all of it, as in the originals, and not on the paper's tasks alone."""
+    hyperparams = yaml.safe_load(zoo.yaml_of(algo).read_text())
+    tasks = [*DMC_OTHER, *(task.name for task in of_group("dmc_easy_medium", "dmc_hard"))]
+    assert all(hyperparams[f"dm_control/{task}-v0"]["episodic"] is False for task in tasks)
+
+
+def test_discount_on_humanoid_bench() -> None:
+    """The SAC that CIR's authors released takes 0.95 on the tasks where CIR does (their ``train_humanoid.py``)."""
+    ours, cirs = (yaml.safe_load(zoo.yaml_of(algo).read_text()) for algo in ("sac_smr", "cir"))
+    found = {task.env_id: cirs[task.env_id]["gamma"] for task in of_group("humanoid_bench", "humanoid_bench_wider")}
+    assert set(found.values()) == {0.95, 0.99}
+    assert found == {env_id: ours.get(env_id, {}).get("gamma", 0.99) for env_id in found}
 
 
 def test_yaml_of_other_peoples_algorithm() -> None:
