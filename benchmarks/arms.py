@@ -143,7 +143,10 @@ class Arm:
         :param width: Of the critic, and of CIR's actor; SimBa's actor has its own 128
         :param precision: Of the critics' matrix products, see :class:`~sb3_cir.CIR`
         :return: The model
+        :raises ValueError: If its critics would not have the precision.
         """
+        if precision != "float32" and self.parts.get("categorical"):
+            raise ValueError(f"precision={precision!r}: categorical critics are trained in float32 alone.")
         from_simba = issubclass(self.algorithm, SimBa)
         body = "simba" if from_simba else "cir"
         own = dict(actor_body=body, critic_body="simba" if from_simba else "CIR", rs_norm=from_simba)

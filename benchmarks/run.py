@@ -213,7 +213,6 @@ def _train_all(jobs: list[Job], options: argparse.Namespace, refresh: Any) -> It
     if not jobs:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    print("Starting Ray, which takes up to a minute ...", flush=True)
     import ray
 
     for job in jobs:

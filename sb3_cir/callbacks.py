@@ -20,6 +20,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
+from sb3_cir.policies import check_least
 from sb3_cir.runs import checkpoint, rows, state
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.runs.files import FULL, DamagedError, checkpoints
@@ -63,9 +64,7 @@ class Checkpoint(BaseCallback):
         verbose: int = 0,
     ):
         super().__init__(verbose)
-        for name, value in (("every", every), ("keep", keep)):
-            if not (isinstance(value, (int, float, np.number)) and value >= 1):
-                raise ValueError(f"{name}={value}: it must be at least 1.")
+        check_least(every=(every, 1), keep=(keep, 1))
         self.every = every
         # Whoever changes the working directory later on does not mean the checkpoints.
         self.folder = Path(folder).absolute()
@@ -267,8 +266,7 @@ class NonFiniteGuard(BaseCallback):
 
     def __init__(self, folder: str | Path | None = None, check_freq: int = 1_000):
         super().__init__()
-        if check_freq < 1:
-            raise ValueError(f"check_freq={check_freq}: it must be at least 1.")
+        check_least(check_freq=(check_freq, 1))
         self.folder = folder
         self.check_freq = check_freq
         self._rollouts = 0

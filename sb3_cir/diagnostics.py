@@ -17,6 +17,8 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import PyTorchObs
 
+from sb3_cir.policies import check_least
+
 # Of a return that a time limit cut off, at most this share of the discounts' weight may be missing.
 UNSEEN = 0.1
 
@@ -76,9 +78,7 @@ class QGain(BaseCallback):
 
     def __init__(self, every: int = 1000, batch_size: int = 256):
         super().__init__()
-        for name, value in (("every", every), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name}={value}: it must be at least 1.")
+        check_least(every=(every, 1), batch_size=(batch_size, 1))
         self.every = every
         self.batch_size = batch_size
         self._updates_before = 0

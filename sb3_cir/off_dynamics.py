@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ReplayBufferPair, cut_off, join
 from sb3_cir.envs.odrl import has_reference_score, normalized_score
+from sb3_cir.policies import check_least
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 
 
@@ -163,13 +164,7 @@ class OffDynamicsCallback(BaseCallback):
         verbose: int = 0,
     ):
         super().__init__(verbose)
-        for name, value, least in (
-            ("target_freq", target_freq, 1),
-            ("eval_freq", eval_freq, 0),
-            ("n_eval_episodes", n_eval_episodes, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name}={value}: it must be at least {least}.")
+        check_least(target_freq=(target_freq, 1), eval_freq=(eval_freq, 0), n_eval_episodes=(n_eval_episodes, 1))
         self.target = target
         self.source = source
         self.target_freq = target_freq
@@ -280,7 +275,7 @@ class OffDynamicsCallback(BaseCallback):
             with watch(self._target_env, model, model.replay_buffer.target, domain="target domain"):
                 new_obs, rewards, dones, infos = self._target_env.step(action)
         except (BadDataError, FailedEnvError):
-            self._target_env = None  # should learn() be called again, it is with another
+            self._target_env = self._stepped_for = None  # the next learn() makes another
             raise
         # A VecEnv has begun the next episode already.
         ended = infos[0].get("terminal_observation") if dones[0] else None

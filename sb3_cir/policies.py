@@ -447,7 +447,8 @@ def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> 
     """
     activation = policy_kwargs.get("activation_fn", nn.ReLU)
     if activation is not nn.ReLU:
-        raise ValueError(f"activation_fn={activation.__name__}: {policy.__name__} takes none, the method fixes it.")
+        name = getattr(activation, "__name__", activation)
+        raise ValueError(f"activation_fn={name}: {policy.__name__} takes none, the method fixes it.")
 
 
 def is_number(value: Any, whole: bool = False) -> bool:
@@ -465,7 +466,7 @@ def check_least(**given: tuple[Any, float]) -> None:
     :raises ValueError: If one is less, not finite or no number.
     """
     for name, (value, least) in given.items():
-        if not (is_number(value) and least <= value < math.inf):
+        if not (is_number(value) and value >= least):
             raise ValueError(f"{name}={value}: it must be a number of at least {least}.")
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks import log
 from benchmarks.__main__ import main
-from benchmarks.preset import METHODS, PROCESSOR_SECONDS
+from benchmarks.preset import METHODS, PROCESSOR_SECONDS, train
+from sb3_cir.tasks import of_group
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,12 @@ def test_rows_say_where_they_come_from(results: Path) -> None:
     assert values[log.RETURN].between(-2000, 0).all()
     assert (values[PROCESSOR_SECONDS] >= 1.5).all()
     assert len(values[log.RETURN]) == len(values[PROCESSOR_SECONDS])
+
+
+def test_tasks_have_the_reports_names() -> None:
+    (task, *_) = of_group("odrl")
+    rows = train("sac; learning_starts=500", task.env_id, 0, 0.01, 1, 1)
+    assert set(rows.env_name) == {task.name}
 
 
 def test_a_task_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

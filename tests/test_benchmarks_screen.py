@@ -58,6 +58,11 @@ def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
     th.testing.assert_close(model._target(batch, ent_coef, noise)[3], scaled[3])
 
 
+def test_categorical_critics_have_no_other_precision() -> None:
+    with pytest.raises(ValueError, match=r"precision='bfloat16': categorical critics are trained in float32 alone\."):
+        arms.ARMS["cir+temp+rsnorm+categorical"].build(screen.make_env(TASK), 0, 8, "bfloat16")
+
+
 def test_the_recipe_is_its_arm() -> None:
     """``CIRSimBa`` by its defaults trains as the arm that was measured, to the last bit."""
     arm = build("cir+temp+rsnorm+lr1e-4+simba_actor+n3")

@@ -1,5 +1,6 @@
 """What the critics believe beside what is true, on critics and rewards whose values are known."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,9 @@ def test_evaluations_by_chance_change_nothing() -> None:
     assert all(th.equal(weight, weights(plain)[name]) for name, weight in weights(watched).items())
 
 
-@pytest.mark.parametrize("kwargs", [dict(every=0), dict(batch_size=0)])
-def test_bad_arguments(kwargs: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"=0: it must be at least 1\."):
+@pytest.mark.parametrize("kwargs", [dict(every=0), dict(every=math.nan), dict(batch_size=0)])
+def test_bad_arguments(kwargs: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"=(0|nan): it must be a number of at least 1\."):
         QGain(**kwargs)
 
 

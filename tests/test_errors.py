@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -86,9 +87,10 @@ def test_a_second_actor_with_nan_is_named() -> None:
         model.learn(5)
 
 
-def test_the_u_shape_has_one_activation() -> None:
+@pytest.mark.parametrize("activation", [nn.Tanh, "Tanh"])
+def test_the_u_shape_has_one_activation(activation: Any) -> None:
     with pytest.raises(ValueError, match=r"activation_fn=Tanh: CIRPolicy takes none"):
-        small("Pendulum-v1", policy_kwargs=dict(actor_network="ActorCIR", activation_fn=nn.Tanh))
+        small("Pendulum-v1", policy_kwargs=dict(actor_network="ActorCIR", activation_fn=activation))
 
 
 @pytest.mark.parametrize("model_class", [SimBa, SimbaV2, FlashSAC, BROFast])

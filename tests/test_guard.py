@@ -212,9 +212,10 @@ def test_a_mask_is_no_fault(tmp_path: Path) -> None:
         model.learn(41, callback=NonFiniteGuard(tmp_path), reset_num_timesteps=False)
 
 
-def test_check_freq() -> None:
-    with pytest.raises(ValueError, match="check_freq=0: it must be at least 1"):
-        NonFiniteGuard(check_freq=0)
+@pytest.mark.parametrize("check_freq", [0, math.nan])
+def test_check_freq(check_freq: float) -> None:
+    with pytest.raises(ValueError, match=f"check_freq={check_freq}: it must be a number of at least 1"):
+        NonFiniteGuard(check_freq=check_freq)
 
 
 def test_names() -> None:

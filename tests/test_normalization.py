@@ -65,7 +65,7 @@ def test_round_trip(tmp_path: Path, settings: dict) -> None:
     if not env.norm_obs:
         env = stepped(VecNormalize(pendulum(), **settings))
     normalization.save(env, tmp_path / "new" / "statistics")
-    loaded = normalization.load(tmp_path / "new" / "statistics.safetensors", pendulum())
+    loaded = normalization.load(tmp_path / "new" / "statistics", pendulum())
     same(env, loaded)
     observation, reward = np.array([[0.3, -0.2, 4.0]]), np.array([-7.0])
     np.testing.assert_array_equal(loaded.normalize_obs(observation), env.normalize_obs(observation))

@@ -26,6 +26,7 @@ from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.envs.odrl import normalized_score
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
+from sb3_cir.runs.watch import FailedEnvError
 from sb3_cir.tasks import of_group
 
 
@@ -286,14 +287,44 @@ def test_refused(kwargs: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (dict(target_freq=0), "target_freq=0: it must be at least 1"),
-        (dict(eval_freq=-1), "eval_freq=-1: it must be at least 0"),
-        (dict(n_eval_episodes=0), "n_eval_episodes=0: it must be at least 1"),
+        (dict(target_freq=math.nan), "target_freq=nan: it must be a number of at least 1"),
+        (dict(target_freq=0), "target_freq=0: it must be a number of at least 1"),
+        (dict(eval_freq=-1), "eval_freq=-1: it must be a number of at least 0"),
+        (dict(n_eval_episodes=0), "n_eval_episodes=0: it must be a number of at least 1"),
     ],
 )
 def test_callback_numbers_out_of_range(kwargs: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OffDynamicsCallback(**kwargs)
+
+
+class FailsOnce(Drift):
+    """At the third step of the first that is made."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__(TARGET)
+        FailsOnce.made += 1
+        self.first = FailsOnce.made == 1
+
+    def step(self, action):
+        if self.first and self.steps == 2:
+            raise RuntimeError("a motor is hot")
+        return super().step(action)
+
+
+def test_goes_on_after_a_target_that_failed() -> None:
+    """With another target, an episode of its own, and the steps that were counted."""
+    callback = OffDynamicsCallback(target=FailsOnce, eval_freq=0)
+    model = SAC("MlpPolicy", Drift(SOURCE), **tiny(replay_buffer_class=TwoDomainReplayBuffer))
+    with pytest.raises(FailedEnvError, match="a motor is hot"):
+        model.learn(100, callback=callback)
+    assert callback.target_steps == 2
+    model.learn(50, callback=callback, reset_num_timesteps=False)
+    assert FailsOnce.made == 2
+    assert callback.target_steps == 2 + 5
+    assert model.replay_buffer.target.size() == callback.target_steps
 
 
 # DARC and PAR, on domains that are known

@@ -116,6 +116,24 @@ def test_attributes_that_become_something_else(tmp_path: Path) -> None:
     assert (turns.best, turns.last, len(turns.long)) == (20, 0, 12_000)
 
 
+class TwoLists(BaseCallback):
+    """Each of which a checkpoint has room for, and not for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first = [], []
+
+    def _on_step(self) -> bool:
+        self.first = self.second = [0.5] * 150_000
+        return True
+
+
+def test_what_a_full_checkpoint_leaves_out(tmp_path: Path) -> None:
+    """What stands last, whatever order a set has in this process."""
+    with pytest.warns(UserWarning, match="TwoLists: no checkpoint can hold its first"):
+        small(Walk()).learn(5, callback=[Checkpoint(5, tmp_path), TwoLists()])
+
+
 class CountsEvaluations(EvalCallback):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

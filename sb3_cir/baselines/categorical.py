@@ -37,6 +37,7 @@ from sb3_cir.policies import (
     check_activation,
     check_n_critics,
     check_observed,
+    is_number,
     own_policy_kwargs,
 )
 from sb3_cir.runs.algorithm import Resumable
@@ -191,7 +192,7 @@ class CategoricalPolicy(SACPolicy):
             )
         if use_sde:
             raise ValueError(f"use_sde=True: {name} has no gSDE, its noise is drawn for each action.")
-        if int(n_bins) != n_bins or n_bins < 2:
+        if not (is_number(n_bins, whole=True) and n_bins >= 2):
             raise ValueError(f"n_bins={n_bins}: it must be a whole number of at least 2 (original: 101).")
         if not 0 < largest_value < math.inf:
             raise ValueError(f"largest_value={largest_value}: it must be positive and finite (original: 5).")

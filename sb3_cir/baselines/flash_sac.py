@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC, StackActor
 from sb3_cir.baselines.parts import EPSILON, ReturnScale, UnitLinear, UnitNorm, common_width
+from sb3_cir.policies import is_number
 
 
 class UnitBatchNorm(UnitNorm):
@@ -258,7 +259,7 @@ class FlashSAC(CategoricalSAC):
         **kwargs: Any,
     ):
         for name, value in (("policy_delay", policy_delay), ("noise_longest", noise_longest)):
-            if int(value) != value or value < 1:
+            if not (is_number(value, whole=True) and value >= 1):
                 raise ValueError(f"{name}={value}: it must be a whole number of at least 1.")
         if not target_std > 0:
             raise ValueError(f"target_std={target_std}: it must be positive (original: 0.15).")

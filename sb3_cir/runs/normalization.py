@@ -70,6 +70,7 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     :return: ``venv`` wrapped, with the settings and statistics that were saved
     :raises ValueError: If it is damaged, if it is of other observations, or if it is a pickle and ``trusted`` is False.
     """
+    path = files.find(path, ".safetensors", ".pkl")
     what = str(path)
     if files.is_trusted_pickle(path, trusted, what):
         try:

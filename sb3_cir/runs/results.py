@@ -80,19 +80,17 @@ def take(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
     room = MOST_VALUES
     for each in tree(callback):
         changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
-        lost = [name for name, value in changed.items() if value is not None and not _is_result(value)]
-        for name in set(changed) - set(lost):
-            size = _size(changed[name])
-            if size > room:
-                lost.append(name)
-            else:
-                room -= size
+        kept: dict[str, Any] = {}
+        for name, value in changed.items():
+            if (value is None or _is_result(value)) and _size(value) <= room:
+                kept[name] = value
+                room -= _size(value)
+        lost = changed.keys() - kept.keys()
         if lost:
             warnings.warn(
                 f"{type(each).__name__}: no checkpoint can hold its {', '.join(sorted(lost))}: numbers alone, not too many.",
                 stacklevel=2,
             )
-        kept = {name: value for name, value in changed.items() if name not in lost}
         states.setdefault(type(each).__name__, []).append(kept)
     return states
 
