@@ -153,8 +153,6 @@ def aggregate_bars(found: list[dict], look: Look) -> Figure | None:
     """
     if not found:
         return None
-    methods = list(dict.fromkeys(entry["method"] for entry in found))
-    found = sorted(found, key=lambda entry: methods.index(entry["method"]))
     figure = Figure(figsize=(11, 0.24 * len(found) + 1.1), layout="constrained")
     for axes, key in zip(figure.subplots(1, 4, sharey=True), AGGREGATES, strict=True):
         for y, entry in enumerate(found):
@@ -239,7 +237,7 @@ def return_against_time(scores: list[Scores], rows: pd.DataFrame, look: Look) ->
     """
     names = {task.name for each in scores for task in each.tasks}
     seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin(names)]
-    hours = seconds.groupby(["exp_name", "env_name", "seed"]).value.max().groupby("exp_name").mean() / 3600
+    hours = seconds.groupby(log.RUN).value.max().groupby("exp_name").mean() / 3600
     timed = [each for each in scores if each.entry.source == MEASURED and each.entry.method in hours]
     if not timed:
         return None

@@ -286,5 +286,4 @@ def _runs_of(file: Path) -> list[dict[str, Any]]:
 
 def _anywhere(command: str, folder: Path) -> str:
     """A command without this machine's paths."""
-    command = command.replace(str(folder), "OUT")
-    return re.sub(r"(?<![\w.])/(?:[^/\s'\"]+/)+", "", command)
+    return zoo_log.without_folders(command.replace(str(folder), "OUT"))

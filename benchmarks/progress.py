@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.jobs import Job
+from sb3_cir.runs.expected_time import duration
 
 PLAIN_EVERY = 60.0  # seconds
 MOST_ROWS = 30
@@ -63,7 +64,7 @@ class View:
             running = self._running()
             self._say(self._counts(running))
             for job, progress in running:
-                left = duration(seconds_left(progress))
+                left = _time_left(progress)
                 step = f"step {progress['step']:,} of {progress['total']:,}"
                 self._say(f"  {job}: {step}, {progress['rate']:.0f} a second, {left} left")
 
@@ -90,7 +91,7 @@ class View:
                 ProgressBar(progress["total"], progress["step"], width=20),
                 f"{progress['step']:,} of {progress['total']:,}",
                 f"{progress['rate']:.0f}",
-                duration(seconds_left(progress)),
+                _time_left(progress),
             )
         if len(running) > MOST_ROWS:
             table.add_row(f"and {len(running) - MOST_ROWS} more")
@@ -106,14 +107,6 @@ def seconds_left(progress: dict[str, float]) -> float | None:
     return (progress["total"] - progress["step"]) / progress["rate"] if progress["rate"] else None
 
 
-def duration(seconds: float | None) -> str:
-    """
-    :param seconds: A time
-    :return: E.g. ``2 h 05 min``
-    """
-    if seconds is None:
-        return "?"
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
+def _time_left(progress: dict[str, float]) -> str:
+    seconds = seconds_left(progress)
+    return "?" if seconds is None else duration(seconds)

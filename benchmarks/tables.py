@@ -20,7 +20,8 @@ def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | No
     :param reps: Bootstrap replications
     :param of_tasks: How many tasks the whole suite has (default: those of ``suite``)
     :return: For each method: names, runs, tasks, steps, and each of :data:`AGGREGATES` with its ``low`` and ``high``, which a
-        single run has not; then the paper's rows, which have no interval, if these are all of its tasks
+        single run has not; and the paper's rows, which have no interval, if these are all of its tasks. A method's measured,
+        logged and printed rows stand together.
     """
     scale = suite.tasks[0].scale
     factors = np.array([scale, scale, scale, 1.0])
@@ -41,7 +42,10 @@ def aggregates(scores: list[Scores], suite: Suite, reps: int, of_tasks: int | No
                 **{key: dict(zip(("value", "low", "high"), number, strict=False)) for key, *number in numbers},
             }
         )
-    return found + (_paper_aggregates(suite) if all(len(each.tasks) == len(suite.tasks) for each in scores) else [])
+    if all(len(each.tasks) == len(suite.tasks) for each in scores):
+        found += _paper_aggregates(suite)
+    methods = list(dict.fromkeys(entry["method"] for entry in found))
+    return sorted(found, key=lambda entry: methods.index(entry["method"]))
 
 
 def _paper_aggregates(suite: Suite) -> list[dict]:
@@ -61,11 +65,10 @@ def _paper_aggregates(suite: Suite) -> list[dict]:
 def aggregates_table(found: list[dict]) -> pd.DataFrame:
     """
     :param found: From :func:`aggregates`
-    :return: The same for people; a method's measured, logged and printed rows stand together
+    :return: The same for people
     """
-    methods = list(dict.fromkeys(entry["method"] for entry in found))
     rows = []
-    for entry in sorted(found, key=lambda entry: methods.index(entry["method"])):
+    for entry in found:
         cells = {key: _with_bounds(entry[key], 4 if key == "OG" else 2) for key in AGGREGATES}
         size = {}
         if entry["source"] != PAPER:
@@ -106,14 +109,14 @@ def per_task(scores: list[Scores], suite: Suite, plain: bool = False) -> pd.Data
             name = suite.methods.get(method, label(method)) + PAPER_SUFFIX
             columns.setdefault(name, {})[row] = _cell(tasks[row], mean, std, plain)
     wide = pd.DataFrame(columns, index=pd.Index([*tasks], name="task"))
-    wide = wide[_together(list(wide), scores, suite)]
+    wide = wide[_together(list(wide), suite)]
     measured = ends([each for each in scores if each.entry.source == MEASURED])
     if measured:
         wide[_STEPS] = pd.Series({task.name: _percent(min(steps), max(steps)) for task, steps in measured.items()})
     return wide.fillna("").reset_index()
 
 
-def _together(names: list[str], scores: list[Scores], suite: Suite) -> list[str]:
+def _together(names: list[str], suite: Suite) -> list[str]:
     """Order columns so that a method's measured, logged and printed ones stand side by side."""
     first = [name.removesuffix(" (log)").removesuffix(PAPER_SUFFIX) for name in names]
     order = list(dict.fromkeys([*suite.methods.values(), *first]))
@@ -132,11 +135,10 @@ def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
     :return: For each method of which the log has seconds: what its runs cost so far
     """
     rows = rows[rows.env_name.isin([task.name for task in suite.tasks])]
-    keys = ["exp_name", "env_name", "seed"]
-    last = rows.sort_values("env_step").groupby([*keys, "metric"]).value.last().unstack("metric")
+    last = rows.sort_values("env_step").groupby([*log.RUN, "metric"]).value.last().unstack("metric")
     if log.SECONDS not in last:
         return pd.DataFrame()
-    last = last.reindex(columns=[log.SECONDS, log.UPDATES]).assign(steps=rows.groupby(keys).env_step.max())
+    last = last.reindex(columns=[log.SECONDS, log.UPDATES]).assign(steps=rows.groupby(log.RUN).env_step.max())
     last = last[last[log.SECONDS].notna()]
     table = last.groupby("exp_name").agg(
         runs=("steps", "size"),

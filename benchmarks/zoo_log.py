@@ -73,4 +73,12 @@ def _method(arguments: dict[str, Any]) -> str:
 def _command(file: Path) -> str:
     """Without the Python that ran it and without absolute folders."""
     words = _beside(file, "command.txt").read_text().split(" ")
-    return re.sub(r"(?<![\w.])/(?:[^/\s'\"]+/)+", "", " ".join(["python", *words[1:]]))
+    return without_folders(" ".join(["python", *words[1:]]))
+
+
+def without_folders(command: str) -> str:
+    """
+    :param command: A command
+    :return: The same without absolute folders, which are of one machine
+    """
+    return re.sub(r"(?<![\w.])/(?:[^/\s'\"]+/)+", "", command)

@@ -1,7 +1,7 @@
 """
 The critics that the paper compares with CIR's: each overrides the one method of ``networks.UShape`` that differs (this file
-imports torch alone). :data:`CRITICS` has each under the paper's label ("Ablation Study" and, in the appendix, "More Ablation
-Study"); ``methods.py`` says how to train each.
+imports torch and ``networks.py`` alone). :data:`CRITICS` has each under the paper's label ("Ablation Study" and, in the
+appendix, "More Ablation Study"); ``methods.py`` says how to train each.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ class NoLN(UShapeCritic):
 
 
 class AllAvgRNorm(UShapeCritic):
-    """AvgRNorm after every LayerNorm. In the input it stands already, and twice is as once."""
+    """AvgRNorm after every LayerNorm. The input has one already; a second changes nothing."""
 
     def normalise(self, x: th.Tensor, place: str, layer: int = 0) -> th.Tensor:
         normalised: th.Tensor = self.avg_r_norm(super().normalise(x, place, layer))

@@ -283,6 +283,8 @@ class ReplayBufferPair(buffers.ReplayBuffer):
 
     # What the two are called, as attributes and in files.
     names: ClassVar[tuple[str, str]]
+    # What to say where a batch is asked for and the second is empty.
+    empty: ClassVar[str]
 
     def __init__(
         self,
@@ -334,15 +336,27 @@ class ReplayBufferPair(buffers.ReplayBuffer):
         for part in self.parts().values():
             part.reset()
 
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
+        """
+        :param batch_size: Transitions, of both together
+        :param env: To normalise observations and rewards with
+        :return: Transitions of the first, then ``batch_size // 2`` of the second
+        :raises ValueError: If the second is empty.
+        """
+        return join(*self.sample_both(batch_size, env))
+
     def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
         """
-        Half a batch from each.
+        As :meth:`sample`, not joined.
 
         :param batch_size: Transitions, of both together
         :param env: To normalise observations and rewards with
         :return: Transitions of the first, and ``batch_size // 2`` of the second
+        :raises ValueError: If the second is empty.
         """
         first, second = self.parts().values()
+        if second.size() == 0:
+            raise ValueError(self.empty)
         return first.sample(batch_size - batch_size // 2, env), second.sample(batch_size // 2, env)
 
 
@@ -358,20 +372,10 @@ class SymmetricReplayBuffer(ReplayBufferPair):
     """
 
     names = ("online", "offline")
+    empty = "There are no recorded transitions: call sb3_cir.datasets.fill(model, source) before learn()."
 
     online: buffers.ReplayBuffer
     offline: buffers.ReplayBuffer
-
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """
-        :param batch_size: Transitions, of both together
-        :param env: To normalise observations and rewards with
-        :return: Transitions of its own, then ``batch_size // 2`` recorded ones
-        :raises ValueError: If there are no recorded ones.
-        """
-        if self.offline.size() == 0:
-            raise ValueError("There are no recorded transitions: call sb3_cir.datasets.fill(model, source) before learn().")
-        return join(*self.sample_both(batch_size, env))
 
 
 def _buffer_class(observation_space: spaces.Space[Any], kwargs: dict[str, Any]) -> type[buffers.ReplayBuffer]:

@@ -45,9 +45,9 @@ class Checkpoint(BaseCallback):
     :param folder: Where they go; a folder that holds those of another run is refused.
     :param keep: How many to keep. Two are needed for one to be there when the other is found damaged.
     :param restart_episodes: Whether each checkpoint ends the episodes under way, in evaluation too. A resumed run cannot go on
-        in the midst of one. With this the run that is not interrupted does not either, and the two are the same to the bit,
-        also where the environment's state is in no observation. This holds from a checkpoint of a multiple of ``every`` on,
-        and not from the one that Ctrl-C or SIGTERM wrote: there the other run ended no episode.
+        in the midst of an episode. With this an uninterrupted run does not either, so that both are the same to the bit,
+        whatever state the environment has. This does not hold for the checkpoint that Ctrl-C or SIGTERM wrote: the
+        uninterrupted run ended no episode there.
     :param verbose: 1 to say when one is written
     :raises ValueError: If ``every`` or ``keep`` is out of its range. From ``learn()``: if ``folder`` holds another run's
         checkpoints, or if the model cannot be resumed.

@@ -29,6 +29,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim, is_image_space, is_image_space_channels_first
+from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
@@ -86,9 +87,9 @@ class DeterministicPolicy(nn.Module):
         self.is_dict = isinstance(model.observation_space, spaces.Dict)
         self.normalized: list[str] = []
         self.clip = 0.0
-        if normalizer is not None and normalizer.norm_obs:
+        statistics = _statistics(normalizer)
+        if normalizer is not None and statistics:
             self.clip = float(normalizer.clip_obs)
-            statistics = normalizer.obs_rms if isinstance(normalizer.obs_rms, dict) else {OBSERVATION: normalizer.obs_rms}
             self.normalized = list(statistics)
             for index, each in enumerate(statistics.values()):
                 # In double precision, as VecNormalize computes.
@@ -232,12 +233,16 @@ def _random(model: BaseAlgorithm, normalizer: VecNormalize | None, size: int) ->
     return {name: one(name, space) for name, space in inputs(model.observation_space).items()}
 
 
-def _seen_by(normalizer: VecNormalize | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """:return: Mean and standard deviation of observations by name, none where nothing normalises them"""
+def _statistics(normalizer: VecNormalize | None) -> dict[str, RunningMeanStd]:
+    """:return: Those of observations by name, none where nothing normalises them"""
     if normalizer is None or not normalizer.norm_obs:
         return {}
-    statistics = normalizer.obs_rms if isinstance(normalizer.obs_rms, dict) else {OBSERVATION: normalizer.obs_rms}
-    return {name: (each.mean, np.sqrt(each.var)) for name, each in statistics.items()}
+    return normalizer.obs_rms if isinstance(normalizer.obs_rms, dict) else {OBSERVATION: normalizer.obs_rms}
+
+
+def _seen_by(normalizer: VecNormalize | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """:return: Mean and standard deviation of observations by name, none where nothing normalises them"""
+    return {name: (each.mean, np.sqrt(each.var)) for name, each in _statistics(normalizer).items()}
 
 
 def _seen_by_policy(model: BaseAlgorithm) -> dict[str, tuple[np.ndarray, np.ndarray]]:

@@ -28,10 +28,10 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb3_cir.buffers import ReplayBufferPair, cut_off, join
-from sb3_cir.envs.odrl import has_reference_score, normalized_score
+from sb3_cir.buffers import ReplayBufferPair, cut_off
 from sb3_cir.policies import check_least
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
+from sb3_cir.tasks import BY_ID
 
 
 class TwoDomainReplayBuffer(ReplayBufferPair):
@@ -42,23 +42,13 @@ class TwoDomainReplayBuffer(ReplayBufferPair):
     other batches sets ``make_batch``: a function that gets this replay buffer and the arguments of :meth:`sample`, and
     returns the batch. It is the algorithm's, and not saved with the transitions.
 
-    Saved and loaded as one.
-
-    :param buffer_size: Transitions that each of the two can hold
-    :param observation_space: Observation space, of both domains
-    :param action_space: Action space, of both domains
-    :param device: PyTorch device
-    :param n_envs: Number of source environments; the target is always one.
-    :param optimize_memory_usage: Not supported
-    :param kwargs: Passed on to both, e.g. ``handle_timeout_termination``. With ``n_steps`` and ``gamma`` both are SB3's
-        ``NStepReplayBuffer``.
-    :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations.
+    Takes :class:`~sb3_cir.buffers.ReplayBufferPair`'s arguments, and is saved and loaded as one.
     """
 
     make_batch: "Callable[[TwoDomainReplayBuffer, int, VecNormalize | None], ReplayBufferSamples] | None" = None
 
     names = ("source", "target")
-
+    empty = "There is no transition of the target domain yet: pass an OffDynamicsCallback to learn()."
     source: ReplayBuffer
     target: ReplayBuffer
 
@@ -85,20 +75,7 @@ class TwoDomainReplayBuffer(ReplayBufferPair):
         :param env: To normalise observations and rewards of both domains with
         :return: Transitions of the source, then ``batch_size // 2`` of the target
         """
-        return join(*self.sample_both(batch_size, env))
-
-    def sample_both(self, batch_size: int, env: VecNormalize | None = None) -> tuple[ReplayBufferSamples, ReplayBufferSamples]:
-        """
-        Half a batch from each domain.
-
-        :param batch_size: Transitions, of both domains together
-        :param env: To normalise observations and rewards of both domains with
-        :return: Transitions of the source, and ``batch_size // 2`` of the target
-        :raises ValueError: If there is none of the target yet.
-        """
-        if self.target.size() == 0:
-            raise ValueError("There is no transition of the target domain yet: pass an OffDynamicsCallback to learn().")
-        return super().sample_both(batch_size, env)
+        return super().sample(batch_size, env)
 
 
 def _one_row(observation: Any) -> Any:
@@ -188,7 +165,7 @@ class OffDynamicsCallback(BaseCallback):
         steps = self.model.num_timesteps  # those of the callback are of the last learn() yet
         self._next_eval = (steps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
         if self._stepped_for is self.model:
-            return  # learn() was called again: the target's episode goes on, as the source's does
+            return  # learn() was called again: the target's episode goes on
         if self._stepped_for is not None:  # another model's run is over
             self.target_steps, self._steps_owed, self.evaluations = 0, 0, []
         needs_spec = self.target is None or (self.source is None and self.eval_freq)
@@ -324,8 +301,9 @@ class OffDynamicsCallback(BaseCallback):
             assert isinstance(mean, float)
             results[f"{name}_return"] = mean
         spec = self._eval_envs["target"].get_attr("spec")[0]
-        if spec is not None and has_reference_score(spec.id) and _is_as_registered(spec):
-            results["target_score"] = normalized_score(spec.id, results["target_return"])
+        task = None if spec is None else BY_ID.get(spec.id)
+        if task is not None and task.two_domains and _is_as_registered(spec):
+            results["target_score"] = float(task.score(results["target_return"]))
         self.evaluations.append({"timesteps": self.num_timesteps, **results})
         if self.verbose:
             print(f"Evaluation at {self.num_timesteps}: {', '.join(f'{k}={v:.1f}' for k, v in results.items())}")

@@ -7,6 +7,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import SAC
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
@@ -229,7 +230,14 @@ class FusedAdam(th.optim.Adam):
 ACTORS: dict[str, type[CIRActor]] = {"CIR": CIRActor, "ActorLN": LayerNormActor, "ActorCIR": UShapeActor}
 
 
-class SMRPolicy(SACPolicy):
+class SavesSharing(SACPolicy):
+    """SB3's, and a policy that is saved comes back with as many features extractors as it had. SB3's has two then."""
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "share_features_extractor": self.share_features_extractor}
+
+
+class SMRPolicy(SavesSharing):
     """
     Policy of the authors' own SAC: the actor with the exact log-probability, and SB3's plain critics.
 
@@ -262,13 +270,6 @@ class SMRPolicy(SACPolicy):
 
     def make_critic(self, features_extractor: BaseFeaturesExtractor | None = None) -> ContinuousCritic:
         return SequentialCritic(**self._update_features_extractor(self.critic_kwargs, features_extractor)).to(self.device)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            **super()._get_constructor_parameters(),
-            # SB3 leaves this one out, so a policy saved with a shared extractor came back with two.
-            "share_features_extractor": self.share_features_extractor,
-        }
 
 
 class CIRPolicy(SMRPolicy):
@@ -449,6 +450,18 @@ def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> 
     if activation is not nn.ReLU:
         name = getattr(activation, "__name__", activation)
         raise ValueError(f"activation_fn={name}: {policy.__name__} takes none, the method fixes it.")
+
+
+def check_vectors(model: BaseAlgorithm) -> None:
+    """
+    :param model: Of a method whose networks take flat observations alone
+    :raises ValueError: If the environment's are not.
+    """
+    if not isinstance(model.observation_space, spaces.Box) or len(model.observation_space.shape) != 1:
+        raise ValueError(
+            f"observation_space={model.observation_space}: {type(model).__name__} takes vectors only. A wrapper such as "
+            "sb3_cir.envs.FlatFloat32 makes one of all observations of a fixed length."
+        )
 
 
 def is_number(value: Any, whole: bool = False) -> bool:

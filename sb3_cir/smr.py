@@ -58,7 +58,8 @@ class SMR(Resumable, SAC):
     :param entropy_in_target: Whether the target has the term -α log π.
     :param compile: Whether to compile the losses with ``torch.compile``: same numbers to rounding, fewer passes over
         memory. "auto" does on a CPU, in runs long enough to gain more than the minute that it takes.
-    :param precision: "float32", or "bfloat16" for the critics' matrix products: faster where the hardware has them.
+    :param precision: "float32", or "bfloat16" for the critics' matrix products but those of the last layers: faster where the
+        hardware has them.
     :param kwargs: What else SAC takes, by keyword
     :raises ValueError: If ``sample_reuse``, ``compile`` or ``precision`` is out of its range, or if the action space is one
         that no Gaussian policy can act in.
@@ -82,7 +83,6 @@ class SMR(Resumable, SAC):
         entropy_in_target: bool = True,
         compile: bool | str = "auto",
         precision: str = "float32",
-        _init_setup_model: bool = True,
         **kwargs: Any,
     ):
         if not (is_number(sample_reuse, whole=True) and sample_reuse >= 1):
@@ -95,7 +95,6 @@ class SMR(Resumable, SAC):
         self.entropy_in_target = entropy_in_target
         self.compile = compile
         self.precision = precision
-        kwargs["_init_setup_model"] = _init_setup_model
         super().__init__(policy, env, learning_rate, buffer_size, learning_starts, *args, **own_policy_kwargs(kwargs))
 
     def _setup_model(self) -> None:

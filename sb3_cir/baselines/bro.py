@@ -16,16 +16,24 @@ from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule
-from stable_baselines3.sac.policies import Actor, SACPolicy
+from stable_baselines3.sac.policies import Actor
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
-from sb3_cir.baselines.parts import common_width
+from sb3_cir.baselines.parts import common_width, orthogonal_linear, squeeze
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
 from sb3_cir.networks import ends_in_float32
-from sb3_cir.policies import ConcatCritic, FusedAdam, check_activation, check_fixed_arguments, check_n_critics
+from sb3_cir.policies import (
+    ConcatCritic,
+    FusedAdam,
+    SavesSharing,
+    check_activation,
+    check_fixed_arguments,
+    check_n_critics,
+    check_vectors,
+)
 from sb3_cir.smr import SMR
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -84,14 +92,6 @@ def bro_net(n_stack: int, in_features: int, widths: Sequence[int], key: str) -> 
     )
 
 
-def _head(in_features: int, out_features: int, gain: float, bias: bool = True) -> nn.Linear:
-    layer = nn.Linear(in_features, out_features, bias=bias)
-    nn.init.orthogonal_(layer.weight, gain)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
 class BROActor(SimbaActor):
     """SAC's actor with a BroNet for a body. Like SimBa's it squeezes log_std smoothly into [-10, 2]."""
 
@@ -102,8 +102,8 @@ class BROActor(SimbaActor):
             nn.Unflatten(0, (1, -1)), bro_net(1, self.features_dim, self.net_arch, "pi"), nn.Flatten(0, 1)
         )
         n_actions = get_action_dim(self.action_space)
-        self.mu = _head(self.net_arch[-1], n_actions, math.sqrt(2))
-        self.log_std = _head(self.net_arch[-1], n_actions, 1.0)  # type: ignore[assignment]
+        self.mu = orthogonal_linear(self.net_arch[-1], n_actions, math.sqrt(2))
+        self.log_std = orthogonal_linear(self.net_arch[-1], n_actions)  # type: ignore[assignment]
 
 
 class OptimisticActor(nn.Module):
@@ -121,7 +121,7 @@ class OptimisticActor(nn.Module):
         super().__init__()
         self.std_multiplier = std_multiplier
         self.body = bro_net(1, features_dim + n_actions, widths, "pi")
-        self.shift = _head(widths[-1], n_actions, 0.01, bias=False)
+        self.shift = orthogonal_linear(widths[-1], n_actions, 0.01, bias=False)
 
     def forward(self, features: th.Tensor, mean: th.Tensor) -> th.Tensor:
         """
@@ -148,7 +148,7 @@ class Adjustment(nn.Module):
         self.log_value = nn.Parameter(th.tensor(math.atanh(squeezed)))
 
     def forward(self) -> th.Tensor:
-        return (self.LOG_MIN + (self.LOG_MAX - self.LOG_MIN) * 0.5 * (1 + self.log_value.tanh())).exp()
+        return squeeze(self.log_value, self.LOG_MIN, self.LOG_MAX).exp()
 
 
 class BROCritic(ConcatCritic):
@@ -175,7 +175,7 @@ class BROCritic(ConcatCritic):
         return tuple(ends_in_float32(self.q_network, x.expand(self.n_critics, *x.shape)))
 
 
-class BROPolicy(SACPolicy):
+class BROPolicy(SavesSharing):
     """
     Critics, the actor that is evaluated, and the one that explores, with the two weights in its loss.
 
@@ -283,7 +283,6 @@ class BROPolicy(SACPolicy):
             **super()._get_constructor_parameters(),
             "n_quantiles": self.n_quantiles,
             "std_multiplier": self.std_multiplier,
-            "share_features_extractor": self.share_features_extractor,
         }
 
 
@@ -350,12 +349,15 @@ class BRO(SMR):
         adj_lr: float = 3e-5,
         kl_target: float = 0.05,
         reset_steps: Sequence[int] = (15_001, 50_001, 250_001, 500_001, 750_001, 1_000_001, 1_500_001, 2_000_001),
-        _init_setup_model: bool = True,
         **kwargs: Any,
     ):
         check_fixed_arguments(type(self), kwargs)
         if list(reset_steps) != sorted(set(reset_steps)):
             raise ValueError(f"reset_steps={reset_steps}: they must rise.")
+        self.adj_lr = adj_lr
+        self.kl_target = kl_target
+        self.reset_steps = tuple(reset_steps)
+        self.n_resets = 0
         super().__init__(
             # By its name SB3 would send Dict observations to a policy that there is not.
             self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
@@ -368,22 +370,11 @@ class BRO(SMR):
             sample_reuse=1,
             entropy_in_target=True,
             use_sde=False,
-            _init_setup_model=False,
             **kwargs,
         )
-        self.adj_lr = adj_lr
-        self.kl_target = kl_target
-        self.reset_steps = tuple(reset_steps)
-        self.n_resets = 0
-        if _init_setup_model:
-            self._setup_model()
 
     def _setup_model(self) -> None:
-        if not isinstance(self.observation_space, spaces.Box) or len(self.observation_space.shape) != 1:
-            raise ValueError(
-                f"observation_space={self.observation_space}: {type(self).__name__} takes vectors only. A wrapper such as "
-                "sb3_cir.envs.FlatFloat32 makes one of all observations of a fixed length."
-            )
+        check_vectors(self)
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)
         super()._setup_model()

@@ -28,11 +28,12 @@ from stable_baselines3.common.utils import ConstantSchedule
 from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
-from sb3_cir.baselines.parts import ReturnScale, normalise_parameters, project
+from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, ReturnScale, normalise_parameters, project, squeeze
 from sb3_cir.policies import (
     CIRActor,
     ConcatCritic,
     FusedAdam,
+    SavesSharing,
     check_action_space,
     check_activation,
     check_n_critics,
@@ -42,9 +43,6 @@ from sb3_cir.policies import (
 )
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
-
-# The bounds that log_std is squeezed into.
-LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 
 
 class Encoder(Protocol):
@@ -79,7 +77,7 @@ class StackActor(CIRActor):
     def get_action_dist_params(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor, dict[str, th.Tensor]]:
         latent = self.latent_pi(self.extract_features(obs, self.features_extractor).unsqueeze(0))
         mean, log_std = self.mu(latent).squeeze(0), self.log_std(latent).squeeze(0)
-        return mean, LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + th.tanh(log_std)), {}
+        return mean, squeeze(log_std, LOG_STD_MIN, LOG_STD_MAX), {}
 
 
 class CategoricalCritic(ConcatCritic):
@@ -148,7 +146,7 @@ def cross_entropy(target: th.Tensor, log_probabilities: th.Tensor) -> th.Tensor:
     return -(target * log_probabilities).sum(dim=2).mean(dim=1).sum()
 
 
-class CategoricalPolicy(SACPolicy):
+class CategoricalPolicy(SavesSharing):
     """
     SAC's policy with a :class:`StackActor` and :class:`CategoricalCritic`. A subclass says what they are made of.
 
@@ -228,7 +226,6 @@ class CategoricalPolicy(SACPolicy):
             **super()._get_constructor_parameters(),
             "n_bins": self.n_bins,
             "largest_value": self.largest_value,
-            "share_features_extractor": self.share_features_extractor,
         }
 
 
@@ -320,7 +317,6 @@ class CategoricalSAC(ScalesRewards, SAC):
         *,
         learning_rate_end: float | None,
         decay_timesteps: int | str = "auto",
-        _init_setup_model: bool = True,
         **kwargs: Any,
     ):
         if isinstance(learning_rate, ConstantSchedule):  # which RL Zoo makes of a number
@@ -329,13 +325,11 @@ class CategoricalSAC(ScalesRewards, SAC):
             raise ValueError(f"learning_rate_end={learning_rate_end}: it must not be negative.")
         if decay_timesteps != "auto" and not (isinstance(decay_timesteps, (int, float)) and decay_timesteps > 0):
             raise ValueError(f"decay_timesteps={decay_timesteps!r}: it must be 'auto' or a positive number of steps.")
-        # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
-        policy = self.policy_aliases.get(policy, policy) if isinstance(policy, str) else policy  # type: ignore[assignment]
-        super().__init__(policy, env, learning_rate, _init_setup_model=False, **own_policy_kwargs(kwargs))
         self.learning_rate_end = learning_rate_end
         self.decay_timesteps = decay_timesteps
-        if _init_setup_model:
-            self._setup_model()
+        # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
+        policy = self.policy_aliases.get(policy, policy) if isinstance(policy, str) else policy  # type: ignore[assignment]
+        super().__init__(policy, env, learning_rate, **own_policy_kwargs(kwargs))
 
     def _setup_model(self) -> None:
         check_action_space(self.action_space)

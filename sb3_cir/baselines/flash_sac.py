@@ -255,7 +255,6 @@ class FlashSAC(CategoricalSAC):
         target_std: float = 0.15,
         noise_exponent: float = 2.0,
         noise_longest: int = 16,
-        _init_setup_model: bool = True,
         **kwargs: Any,
     ):
         for name, value in (("policy_delay", policy_delay), ("noise_longest", noise_longest)):
@@ -263,6 +262,10 @@ class FlashSAC(CategoricalSAC):
                 raise ValueError(f"{name}={value}: it must be a whole number of at least 1.")
         if not target_std > 0:
             raise ValueError(f"target_std={target_std}: it must be positive (original: 0.15).")
+        self.policy_delay = int(policy_delay)
+        self.target_std = target_std
+        self.noise_exponent = noise_exponent
+        self.noise_longest = int(noise_longest)
         super().__init__(
             policy,
             env,
@@ -274,15 +277,8 @@ class FlashSAC(CategoricalSAC):
             tau=tau,
             ent_coef=ent_coef,
             target_entropy=target_entropy,
-            _init_setup_model=False,
             **kwargs,
         )
-        self.policy_delay = int(policy_delay)
-        self.target_std = target_std
-        self.noise_exponent = noise_exponent
-        self.noise_longest = int(noise_longest)
-        if _init_setup_model:
-            self._setup_model()
 
     def _setup_model(self) -> None:
         n_actions = get_action_dim(self.action_space)

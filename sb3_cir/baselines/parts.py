@@ -1,6 +1,6 @@
 """
 What SimbaV2 and FlashSAC are made of, and what BRO and SimBa share with them, as plain torch modules (this file imports torch,
-NumPy and ``networks.py`` alone).
+NumPy, ``networks.py`` and ``ablations.py`` alone).
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,37 @@ import torch as th
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_cir.networks import StackedLinear
+from sb3_cir.ablations import OrthogonalLinear
 
 # Where a norm is a divisor.
 EPSILON = 1e-8
+# The bounds that actors squeeze log_std into.
+LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+
+
+def squeeze(x: th.Tensor, low: float, high: float) -> th.Tensor:
+    """
+    :param x: Any numbers
+    :param low: What they tend to far below 0
+    :param high: What they tend to far above 0
+    :return: In between, smoothly; the same shape
+    """
+    return low + 0.5 * (high - low) * (1 + th.tanh(x))
+
+
+def orthogonal_linear(in_features: int, out_features: int, gain: float = 1.0, bias: bool = True) -> nn.Linear:
+    """
+    :param in_features: Size of the input
+    :param out_features: Size of the output
+    :param gain: Of the orthogonal weights that it begins with
+    :param bias: Whether there is a bias, which begins with zero
+    :return: The layer
+    """
+    layer = nn.Linear(in_features, out_features, bias=bias)
+    nn.init.orthogonal_(layer.weight, gain)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 def common_width(widths: Sequence[int], key: str, demand: str = "there must be", example: int = 256) -> int:
@@ -53,9 +80,9 @@ def normalise_parameters(network: nn.Module) -> None:
             module.normalise_parameters()
 
 
-class UnitLinear(StackedLinear, UnitNorm):
+class UnitLinear(OrthogonalLinear, UnitNorm):
     """
-    A stack of linear layers in which the weights that lead to each output are a vector of length 1.
+    A stack of linear layers in which the weights that lead to each output are a vector of length 1, and orthogonal at first.
 
     :param n_stack: Number of layers in the stack
     :param in_features: Size of the input
@@ -67,12 +94,6 @@ class UnitLinear(StackedLinear, UnitNorm):
         super().__init__(n_stack, in_features, out_features)
         if not bias:
             self.register_parameter("bias", None)
-
-    def reset_parameters(self) -> None:
-        """Orthogonal weights, zero bias."""
-        for weight in self.weight.detach():
-            nn.init.orthogonal_(weight)
-        nn.init.zeros_(self.bias)
 
     def normalise_parameters(self) -> None:
         self.weight.copy_(F.normalize(self.weight, dim=1, eps=EPSILON))

@@ -15,7 +15,7 @@ from sb3_cir.smr import SMR
 class SACTanhPolicy(SACPolicy):
     """
     SB3's policy for SAC with tanh in place of the activation after the critic's first linear layer: ``z = tanh(Linear(o))``.
-    The layers behind it and the actor are as they were. Its place is SB3's own SAC, see :class:`SACTanh`.
+    The layers behind it and the actor are as they were. It is for SB3's own SAC; see also :class:`SACTanh`.
 
     :raises ValueError: If the critic has no hidden layer.
     """

@@ -19,15 +19,12 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_flattened
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv, PyTorchObs, ReplayBufferSamples, Schedule, TensorDict
 from stable_baselines3.common.vec_env import VecEnv
-from stable_baselines3.sac.policies import Actor, SACPolicy
+from stable_baselines3.sac.policies import Actor
 from torch import nn
 
-from sb3_cir.baselines.parts import common_width
-from sb3_cir.policies import CIRActor, ForImages, SequentialCritic, check_activation, check_n_critics
+from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, common_width, orthogonal_linear, squeeze
+from sb3_cir.policies import CIRActor, ForImages, SavesSharing, SequentialCritic, check_activation, check_n_critics
 from sb3_cir.smr import SMR
-
-# The bounds that the original squeezes the actor's log_std into.
-LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 
 TensorOrDict = th.Tensor | TensorDict
 
@@ -118,14 +115,6 @@ class RSNorm(BaseFeaturesExtractor):
         return th.cat([entry.reshape(entry.shape[0], -1) for entry in entries], dim=1)
 
 
-def _orthogonal(in_features: int, out_features: int) -> nn.Linear:
-    """A linear layer with orthogonal weights of gain 1 and zero bias."""
-    layer = nn.Linear(in_features, out_features)
-    nn.init.orthogonal_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
 def _he_normal(in_features: int, out_features: int) -> nn.Linear:
     """A linear layer with He's normal weights, cut off at two standard deviations as JAX's are, and zero bias."""
     layer = nn.Linear(in_features, out_features)
@@ -168,7 +157,7 @@ def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Seque
     :raises ValueError: If there is no width, or if they differ.
     """
     width = common_width(widths, key, "SimBa needs", 512)
-    return nn.Sequential(_orthogonal(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
+    return nn.Sequential(orthogonal_linear(in_features, width), *(ResidualBlock(width) for _ in widths), _layer_norm(width))
 
 
 def observe(actor: Actor, obs: PyTorchObs) -> None:
@@ -196,7 +185,7 @@ class SimbaActor(CIRActor):
         self.latent_pi = simba_encoder(self.features_dim, self.net_arch, "pi")
         if not self.use_sde:
             action_dim = get_action_dim(self.action_space)
-            self.mu, self.log_std = (_orthogonal(self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
+            self.mu, self.log_std = (orthogonal_linear(self.net_arch[-1], action_dim) for _ in range(2))  # type: ignore[assignment]
 
     def action_log_prob(self, obs: PyTorchObs, noise: th.Tensor | None = None) -> tuple[th.Tensor, th.Tensor]:
         if self.training and self.observes_batches:
@@ -208,8 +197,7 @@ class SimbaActor(CIRActor):
             return super().get_action_dist_params(obs)
         assert isinstance(self.log_std, nn.Module)
         latent = self.latent_pi(self.extract_features(obs, self.features_extractor))
-        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + th.tanh(self.log_std(latent)))
-        return self.mu(latent), log_std, {}
+        return self.mu(latent), squeeze(self.log_std(latent), LOG_STD_MIN, LOG_STD_MAX), {}
 
 
 class SimbaCritic(SequentialCritic):
@@ -228,7 +216,7 @@ class SimbaCritic(SequentialCritic):
         in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
         for index in range(n_critics):
             encoder = simba_encoder(in_features, kwargs["net_arch"], "qf")
-            q_network = nn.Sequential(encoder, _orthogonal(kwargs["net_arch"][-1], n_outputs))
+            q_network = nn.Sequential(encoder, orthogonal_linear(kwargs["net_arch"][-1], n_outputs))
             self.add_module(f"qf{index}", q_network)
             self.q_networks.append(q_network)
 
@@ -256,7 +244,7 @@ class SimbaQuantileCritic(SimbaCritic):
         return th.stack(super().forward(obs, actions), dim=1)
 
 
-class NormalizesObservations(SACPolicy):
+class NormalizesObservations(SavesSharing):
     """
     For a policy, to stand before it: observations go through :class:`RSNorm`, one for actor, critics and target critics.
 
@@ -341,11 +329,7 @@ class SimbaPolicy(NormalizesObservations):
         return SimbaQuantileCritic(**kwargs, n_quantiles=self.n_quantiles).to(self.device)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {
-            **super()._get_constructor_parameters(),
-            "n_quantiles": self.n_quantiles,
-            "share_features_extractor": self.share_features_extractor,
-        }
+        return {**super()._get_constructor_parameters(), "n_quantiles": self.n_quantiles}
 
 
 class SimbaCnnPolicy(ForImages, SimbaPolicy):

@@ -24,7 +24,15 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import ConcatCritic, FusedAdam, check_fixed_arguments, check_least, is_number, own_policy_kwargs
+from sb3_cir.policies import (
+    ConcatCritic,
+    FusedAdam,
+    check_fixed_arguments,
+    check_least,
+    check_vectors,
+    is_number,
+    own_policy_kwargs,
+)
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
 
@@ -279,7 +287,6 @@ class TD7(Resumable, TD3):
         steps_before_checkpointing: int = 750_000,
         max_eps_when_checkpointing: int = 20,
         reset_weight: float = 0.9,
-        _init_setup_model: bool = True,
         **kwargs: Any,
     ):
         check_fixed_arguments(type(self), kwargs)
@@ -288,21 +295,6 @@ class TD7(Resumable, TD3):
         check_least(policy_delay=(kwargs.get("policy_delay", 1), 1))
         if not (is_number(min_priority) and min_priority > 0):  # with 0 the Huber loss would be 0 too
             raise ValueError(f"min_priority={min_priority}: it must be above 0.")
-        super().__init__(
-            # By its name SB3 would send Dict observations to a policy that there is not.
-            self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
-            env,
-            learning_rate,
-            learning_starts=learning_starts,
-            tau=1.0,
-            train_freq=(1, "episode"),
-            gradient_steps=-1,
-            action_noise=None,
-            replay_buffer_class=LAPReplayBuffer,
-            n_steps=1,
-            _init_setup_model=False,
-            **own_policy_kwargs(kwargs),
-        )
         self.target_update_interval = target_update_interval
         self.exploration_noise = exploration_noise
         self.priority_exponent = priority_exponent
@@ -323,15 +315,23 @@ class TD7(Resumable, TD3):
         # Targets so far, and what they are clipped to: 0 until the first copy to the target networks
         self.max_value, self.min_value = -NOT_YET, NOT_YET
         self.max_target, self.min_target = 0.0, 0.0
-        if _init_setup_model:
-            self._setup_model()
+        super().__init__(
+            # By its name SB3 would send Dict observations to a policy that there is not.
+            self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
+            env,
+            learning_rate,
+            learning_starts=learning_starts,
+            tau=1.0,
+            train_freq=(1, "episode"),
+            gradient_steps=-1,
+            action_noise=None,
+            replay_buffer_class=LAPReplayBuffer,
+            n_steps=1,
+            **own_policy_kwargs(kwargs),
+        )
 
     def _setup_model(self) -> None:
-        if not isinstance(self.observation_space, spaces.Box) or len(self.observation_space.shape) != 1:
-            raise ValueError(
-                f"observation_space={self.observation_space}: {type(self).__name__} takes vectors only. A wrapper such as "
-                "sb3_cir.envs.FlatFloat32 makes one of all observations of a fixed length."
-            )
+        check_vectors(self)
         if self.n_envs != 1:
             raise ValueError(f"n_envs={self.n_envs}: TD7 assesses one policy at a time, in 1 environment.")
         shape = self.action_space.shape

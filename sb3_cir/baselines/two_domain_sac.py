@@ -16,13 +16,12 @@ otherwise:
 What differs in the environments is in :mod:`sb3_cir.envs.odrl`.
 """
 
-from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.policies import check_vectors
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products
 
@@ -64,7 +63,7 @@ class TwoDomainSAC(Resumable, SAC):
         :param env: ``VecNormalize`` to normalise with, if there is one
         :return: What SAC learns from in one gradient step
         """
-        return join(*pair.sample_both(batch_size, env))
+        return pair.sample_plain(batch_size, env)
 
 
 def require_single_transitions(model: SAC) -> None:
@@ -75,8 +74,7 @@ def require_single_transitions(model: SAC) -> None:
     :raises ValueError: If observations are no vectors, or if transitions span several steps.
     """
     name = type(model).__name__
-    if not isinstance(model.observation_space, spaces.Box) or len(model.observation_space.shape) != 1:
-        raise ValueError(f"observation_space={model.observation_space}: {name} takes vectors only.")
+    check_vectors(model)
     n_steps = model.replay_buffer_kwargs.get("n_steps", model.n_steps)
     if n_steps != 1:
         raise ValueError(f"n_steps={n_steps}: {name} compares the domains step by step, only n_steps=1 is supported.")

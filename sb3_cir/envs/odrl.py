@@ -274,14 +274,6 @@ def _shifted_model(robot: str, name: str, level: str) -> str:
     return xml
 
 
-def has_reference_score(env_id: str) -> bool:
-    """
-    :param env_id: Any Gymnasium id
-    :return: Whether ODRL has reference scores for it, as it does for all of its tasks here
-    """
-    return env_id in BY_ID and BY_ID[env_id].two_domains
-
-
 def normalized_score(env_id: str, episode_return: float) -> float:
     """
     ODRL's score: 0 for the random policy's return, 100 for the expert's.
@@ -291,7 +283,7 @@ def normalized_score(env_id: str, episode_return: float) -> float:
     :return: ``(J - random) / (expert - random) * 100``
     :raises ValueError: If ODRL has no reference scores for the task.
     """
-    if not has_reference_score(env_id):
+    if env_id not in BY_ID or not BY_ID[env_id].two_domains:
         example = of_group("odrl")[0].env_id
         raise ValueError(f"There are no reference scores for {env_id!r}, only for ODRL's tasks, such as {example!r}.")
     return float(BY_ID[env_id].score(episode_return))

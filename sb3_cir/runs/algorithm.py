@@ -278,8 +278,8 @@ class Resumable(OffPolicyAlgorithm):
 
     def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
         """
-        Save the replay buffer without a pickle: what it has come to, by :meth:`load_replay_buffer` to be read again. What
-        :func:`resumable` made writes SB3's own pickle.
+        Save the replay buffer for :meth:`load_replay_buffer`, without a pickle. A class that :func:`resumable` made writes
+        SB3's pickle.
 
         :param path: Path to the file; ``.safetensors`` is added where it has no suffix. Folders are made.
         """

@@ -239,7 +239,7 @@ def _check_algorithm(kind: type[Any], policy: Argument | None, attributes: dict[
 
 
 def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
-    """:return: The same as :mod:`sb3_cir.runs.parameters` has it, and learning rates"""
+    """:return: What the model has learned, as :mod:`sb3_cir.runs.parameters` has it, and its learning rates"""
     tensors: dict[str, Any] = {}
     rates: dict[str, list[float]] = {}
     for member, content in members.items():
@@ -339,7 +339,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
         model, fixed = arguments.construct(kind, given, env=env, device=options.device)
-        # As with SB3 a file has the last word. One that is not trusted leaves it to a class that gives an argument itself.
+        # As with SB3 a file has the last word. Only where it is not trusted, an argument that the class gives itself stays.
         kept = [] if options.trusted else [name for name in fixed if name in read]
         left_out = {*content.counters, *(named[name] for name in kept)}
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.

@@ -115,7 +115,8 @@ def check(kind: type, given: Mapping[str, Any], what: str) -> None:
 
 def refuse(model: OffPolicyAlgorithm) -> None:
     """
-    The same of arguments that were passed: what no file may have would be known when a trained model is loaded only.
+    The same for arguments that a user passes. Otherwise a value that no file may have would be noticed only when the trained
+    model is loaded.
 
     :param model: A model that has its arguments and no networks yet
     :raises ValueError: If one is of another kind than the constructor declares, or out of its range.

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -70,7 +69,7 @@ def write(model: OffPolicyAlgorithm, folder: Path, keep: int, callback: BaseCall
     try:
         blocks = {
             name: rows.write(name, buffer, folder, model.num_timesteps, known.get(name, []), new)
-            for name, buffer in rows.parts(_buffer(model)).items()
+            for name, buffer in rows.parts_of(model).items()
         }
         manifest = _manifest(model, run, blocks, callback).model_dump_json().encode()
         files.read_json(manifest, MANIFEST)  # one that is too long to be read would take the place of one that is not
@@ -97,7 +96,7 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
         episodes=state.take_episodes(model),
         successes=state.take_successes(model),
         random=randomness.take(model),
-        buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts(_buffer(model)).items()},
+        buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts_of(model).items()},
         callbacks=results.take(callback),
     )
 
@@ -272,8 +271,3 @@ def check_class(kind: type, algorithm: str, what: str) -> None:
     own = not kind.__module__.startswith(("sb3_cir.", "stable_baselines3.", "sb3_contrib."))
     if algorithm != kind.__name__ and not (own and algorithm in [each.__name__ for each in kind.__mro__]):
         raise ValueError(f"{what} is of a {files.short(algorithm)}, not of a {kind.__name__}.")
-
-
-def _buffer(model: OffPolicyAlgorithm) -> ReplayBuffer:
-    assert model.replay_buffer is not None
-    return model.replay_buffer

@@ -20,6 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sb3_cir.runs.files import Arrays, DamagedError, short
+from sb3_cir.update import parameters_of
 
 VARIABLES = "variables"
 # What an optimiser keeps that is never below zero. It takes the root of some of it.
@@ -72,8 +73,8 @@ def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
 def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
     """
     :param model: A model
-    :return: Of each optimiser, one for each group of parameters. What a schedule gave and no optimiser takes is 0, for each
-        train call asks the schedule anew, and a model can be saved all the same.
+    :return: Of each optimiser, one for each group of parameters. A rate that no optimiser takes is 0 here: the next train call
+        asks the schedule again, and the model can be saved.
     """
     return {
         name: [rate if 0 <= rate < math.inf else 0.0 for rate in (float(group["lr"]) for group in each.param_groups)]
@@ -129,14 +130,10 @@ def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
 
 def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
     for name, optimizer in optimizers(model).items():
-        for index, parameter in enumerate(_parameters(optimizer)):
+        for index, parameter in enumerate(parameters_of(optimizer)):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     yield f"{name}/{index}/{key}", value
-
-
-def _parameters(optimizer: th.optim.Optimizer) -> list[th.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def unwrapped(arrays: Mapping[str, Value], known: Collection[str], what: str = "") -> dict[str, Value]:
@@ -345,7 +342,7 @@ def put(model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]]) 
 
 def _put_moments(name: str, optimizer: th.optim.Optimizer, arrays: Arrays) -> None:
     optimizer.state.clear()
-    for index, (parameter, state) in enumerate(zip(_parameters(optimizer), _first_moments(optimizer), strict=True)):
+    for index, (parameter, state) in enumerate(zip(parameters_of(optimizer), _first_moments(optimizer), strict=True)):
         kept = {key: arrays[f"{name}/{index}/{key}"] for key in state if f"{name}/{index}/{key}" in arrays}
         for key, array in kept.items():
             value = state[key]
@@ -382,7 +379,7 @@ def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
         other = object.__new__(kind)
         vars(other).update(copy.deepcopy(vars(optimizer)))
         other.state.clear()
-    for parameter in _parameters(other):
+    for parameter in parameters_of(other):
         parameter.grad = th.zeros_like(parameter)
     other.step()
-    return [dict(other.state[parameter]) for parameter in _parameters(other)]
+    return [dict(other.state[parameter]) for parameter in parameters_of(other)]

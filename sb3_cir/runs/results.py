@@ -58,8 +58,8 @@ def remember(callback: BaseCallback) -> None:
 
 def begun(callback: BaseCallback) -> None:
     """
-    Note on each callback what it was when its first run began. What ``on_training_start()`` set belongs to this start alone,
-    as the time does: it is no result unless it changes from here on.
+    Note on each callback what it was when its first run began. What ``on_training_start()`` sets, such as a start time, counts
+    as a result only if it changes later.
 
     :param callback: The one that ``learn()`` was given
     """

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir.runs.files import (
     ROWS_FOLDER,
@@ -51,6 +52,15 @@ def parts(buffer: ReplayBuffer) -> dict[str, ReplayBuffer]:
     :return: The buffers that it consists of, by name
     """
     return buffer.parts() if hasattr(buffer, "parts") else {"replay": buffer}
+
+
+def parts_of(model: OffPolicyAlgorithm) -> dict[str, ReplayBuffer]:
+    """
+    :param model: A model that has a replay buffer
+    :return: The buffers that its replay buffer consists of, by name
+    """
+    assert model.replay_buffer is not None
+    return parts(model.replay_buffer)
 
 
 def first(buffer: ReplayBuffer | None) -> list[ReplayBuffer]:
@@ -100,7 +110,7 @@ def warn_of_losses(buffer: ReplayBuffer) -> None:
 
 
 def _others(buffer: ReplayBuffer) -> Iterator[tuple[str, Any]]:
-    # What the constructor was given comes from the code that resumes.
+    # Constructor arguments are passed again by the code that resumes.
     given = {name for kind in type(buffer).__mro__ if "__init__" in vars(kind) for name in inspect.signature(kind).parameters}
     known = KNOWN | given | {name.split("/")[0] for name in columns(buffer)} | set(getattr(buffer, "derived", ()))
     return ((name, value) for name, value in vars(buffer).items() if name not in known)

@@ -63,7 +63,7 @@ def take_arrays(model: OffPolicyAlgorithm) -> dict[str, np.ndarray]:
     arrays = parameters.take(model) | randomness.take_arrays()
     arrays |= {f"action_noise/{index}": noise.noise_prev for index, noise in enumerate(_noises(model))}
     arrays |= {f"observation/{key}": value for key, value in _named(_original_observation(model)).items()}
-    for name, buffer in rows.parts(_buffer(model)).items():
+    for name, buffer in rows.parts_of(model).items():
         arrays |= {f"buffers/{name}/{key}": value for key, value in rows.volatile(buffer).items()}
     normalizer = model.get_vec_normalize_env()
     if normalizer is not None:
@@ -136,7 +136,7 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
         raise ValueError(f"VecNormalize: {wrapped} environment was wrapped in it and {plain} is not ({stored.path.name}).")
     if normalizer is not None:
         normalization.check(normalizer, stored.arrays, what)
-    buffers = rows.parts(_buffer(model))
+    buffers = rows.parts_of(model)
     if buffers.keys() != manifest.buffers.keys():
         raise ValueError(
             f"replay_buffer_class: the run's had {short(', '.join(manifest.buffers))}, not {', '.join(buffers)} "
@@ -190,7 +190,7 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
     :param stored: What it is to become
     """
     manifest, arrays = stored.manifest, stored.arrays
-    for name, buffer in rows.parts(_buffer(model)).items():
+    for name, buffer in rows.parts_of(model).items():
         saved = manifest.buffers[name]
         rows.load(buffer, saved, ((block.first, rows.read_block(stored.path.parent, block)) for block in saved.blocks))
         for key, column in rows.volatile(buffer).items():
@@ -273,14 +273,14 @@ def _cut_off(model: OffPolicyAlgorithm, callback: BaseCallback, goes_on: np.ndar
     """
     seen = {name: obs for each in _steppers(callback) for name, obs in each.observations().items()}
     leave_episodes(model, goes_on)
-    for name, buffer in list(rows.parts(_buffer(model)).items())[1:]:
+    for name, buffer in list(rows.parts_of(model).items())[1:]:
         cut_off(buffer, np.array([goes_on.any() and name in seen and _follows(buffer, seen[name])]))
 
 
 def leave_episodes(model: OffPolicyAlgorithm, goes_on: np.ndarray) -> None:
     """
-    What a model keeps of the episodes under way in its environments ends: in the part of the replay buffer that they fill, and
-    in each of its modules that has ``cut_off(goes_on)``.
+    End the episodes under way: in the part of the replay buffer that the model's environments fill, and in each module that
+    has ``cut_off(goes_on)``.
 
     :param model: A model
     :param goes_on: For each environment, whether its episode goes on
@@ -367,11 +367,6 @@ def _learned(model: OffPolicyAlgorithm, arrays: Arrays) -> dict[str, np.ndarray]
 def _sources(model: OffPolicyAlgorithm) -> set[str]:
     """What arrays of :mod:`sb3_cir.runs.parameters` begin with."""
     return {*parameters.modules(model), *parameters.optimizers(model), parameters.VARIABLES}
-
-
-def _buffer(model: OffPolicyAlgorithm) -> Any:
-    assert model.replay_buffer is not None
-    return model.replay_buffer
 
 
 def _original_observation(model: OffPolicyAlgorithm) -> Any:
