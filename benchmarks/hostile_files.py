@@ -634,17 +634,15 @@ def checkpoint_variants() -> Iterator[Variant]:
         (folder / OLDER).rename(folder / NEWEST)
         (folder / "x").rename(folder / OLDER)
 
+    def add_another(folder: Path) -> None:
+        shutil.copy(folder / NEWEST, folder / "step_99.zip")
+        in_json("step_99.zip", "manifest.json", lambda value: value.update(run="0" * 32, step=99))(folder)
+
     yield Variant(source, "the older copied over the newer", lambda folder: shutil.copy(folder / OLDER, folder / NEWEST), True)
     yield Variant(source, "names exchanged", exchange, True)
     yield Variant(source, "renamed", lambda folder: (folder / NEWEST).rename(folder / "step_99.zip"), True)
     yield Variant(source, "transitions deleted", lambda folder: shutil.rmtree(folder / "transitions"), True)
-    yield Variant(
-        source,
-        "another run's added",
-        lambda folder: in_json("step_99.zip", "manifest.json", lambda value: value.update(run="0" * 32, step=99))(
-            [shutil.copy(folder / NEWEST, folder / "step_99.zip"), folder][1]
-        ),
-    )
+    yield Variant(source, "another run's added", add_another)
 
 
 def buffer_variants() -> Iterator[Variant]:
@@ -727,15 +725,15 @@ def random_variants(count: int, seed: int) -> Iterator[Variant]:
     :return: One to eight bytes of a file altered
     """
     generator = random.Random(seed)
-    places = {
-        "model": "model.zip",
-        "first format": "model.zip",
-        "checkpoint": NEWEST,
-        "buffer": "buffer.safetensors",
-        "checkpoint ": "transitions/*.safetensors",
-    }
+    places = (
+        ("model", "model.zip"),
+        ("first format", "model.zip"),
+        ("checkpoint", NEWEST),
+        ("buffer", "buffer.safetensors"),
+        ("checkpoint", "transitions/*.safetensors"),
+    )
     for index in range(count):
-        source, pattern = generator.choice(list(places.items()))
+        source, pattern = generator.choice(places)
         chosen = [(generator.random(), generator.randrange(1, 256)) for _ in range(generator.randrange(1, 9))]
         ends = generator.random() < 0.5  # where zips have their directory, and arrays their header
 
@@ -746,7 +744,7 @@ def random_variants(count: int, seed: int) -> Iterator[Variant]:
                 at = int(place * min(len(content), 1500)) if ends else int(place * len(content))
                 content[-1 - at if backwards else at] ^= value
 
-        yield Variant(source.strip(), f"random bytes, {index}", in_bytes(pattern, change), True)
+        yield Variant(source, f"random bytes, {index}", in_bytes(pattern, change), True)
 
 
 def variants(count: int, seed: int) -> list[Variant]:

@@ -262,16 +262,16 @@ def main(options: argparse.Namespace) -> int:
     command += f" --precision {options.precision}"
     made = dict(exp_name=name, env_name=options.task, seed=options.seed)
     made |= keep.how_made(1, options.out) | dict(command=command)
-    folder = path.with_name(f".{path.stem}")
+    saved = path.with_name(f".{path.stem}")
     model = ARMS[options.arm].build(make_env(options.task), options.seed, options.width, options.precision)
-    if checkpoints(folder):
-        model.restore(folder)
+    if checkpoints(saved):
+        model.restore(saved)
         made |= dict(earlier=_earlier(path, model.num_timesteps, command))
     if model.num_timesteps >= options.steps:
         print(f"{path}: {model.num_timesteps} steps are done.")
         return 0
     probe = Probe(name, options.task, options.every, options.eval_every, path, made)
-    model.learn(options.steps, callback=[probe, Checkpoint(CHECKPOINT_EVERY, folder, restart_episodes=True)])
+    model.learn(options.steps, callback=[probe, Checkpoint(CHECKPOINT_EVERY, saved, restart_episodes=True)])
     return 0
 
 

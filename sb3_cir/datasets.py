@@ -393,7 +393,8 @@ def _add(buffer: ReplayBuffer, lines: Any) -> None:
         for name, column in rows.columns(buffer).items():
             column[pos:] = 0
             column[pos] = row[name]
-            column[:pos] = before.get(name, column[:pos])
+            if name in before:
+                column[:pos] = before[name]
         buffer.pos, buffer.full = pos, False
         vars(buffer).update(values)
         if isinstance(buffer, DeviceReplayBuffer):

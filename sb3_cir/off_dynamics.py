@@ -154,6 +154,12 @@ class OffDynamicsCallback(BaseCallback):
         self._steps_owed = 0
 
     def _init_callback(self) -> None:
+        model = self._checked_model()
+        self._plan_evaluation(model.num_timesteps)  # the callback's own steps are of the last learn() yet
+        if self._stepped_for is not model:  # else learn() was called again: the target's episode goes on
+            self._begin_run(model)
+
+    def _checked_model(self) -> OffPolicyAlgorithm:
         if not isinstance(self.model, OffPolicyAlgorithm) or not isinstance(self.model.replay_buffer, TwoDomainReplayBuffer):
             raise ValueError("OffDynamicsCallback needs a model made with replay_buffer_class=TwoDomainReplayBuffer.")
         if self.model.n_steps > 1 and not isinstance(self.model.replay_buffer.source, NStepReplayBuffer):
@@ -162,26 +168,29 @@ class OffDynamicsCallback(BaseCallback):
                 f"n_steps={self.model.n_steps} has no effect with a TwoDomainReplayBuffer: pass "
                 f"replay_buffer_kwargs=dict(n_steps={self.model.n_steps}, gamma={self.model.gamma}) instead."
             )
-        steps = self.model.num_timesteps  # those of the callback are of the last learn() yet
-        self._next_eval = (steps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
-        if self._stepped_for is self.model:
-            return  # learn() was called again: the target's episode goes on
+        return self.model
+
+    def _plan_evaluation(self, n_steps: int) -> None:
+        self._next_eval = (n_steps // self.eval_freq + 1) * self.eval_freq if self.eval_freq else np.inf
+
+    def _begin_run(self, model: OffPolicyAlgorithm) -> None:
+        assert isinstance(model.replay_buffer, TwoDomainReplayBuffer)
         if self._stepped_for is not None:  # another model's run is over
             self.target_steps, self._steps_owed, self.evaluations = 0, 0, []
         needs_spec = self.target is None or (self.source is None and self.eval_freq)
         # Not every spec can be sent from another process.
         spec = self.training_env.get_attr("spec")[0] if needs_spec else None
         make_target = self._target_maker(spec)
-        target_env = self._make(make_target, self.model.seed)
-        buffer = self.model.replay_buffer.target
-        with watch(target_env, self.model, buffer, domain="target domain"):
+        target_env = self._make(make_target, model.seed)
+        buffer = model.replay_buffer.target
+        with watch(target_env, model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
-        if getattr(self.model, "_resumed", None) is None:
+        if getattr(model, "_resumed", None) is None:
             cut_off(buffer)  # of a resumed run it is seen before its first rollout whether the episode goes on
-        self._target_env, self._stepped_for = target_env, self.model
-        self._episodes: deque[dict[str, float]] = deque(maxlen=self.model._stats_window_size)
+        self._target_env, self._stepped_for = target_env, model
+        self._episodes: deque[dict[str, float]] = deque(maxlen=model._stats_window_size)
         if self.eval_freq:
-            seed = None if self.model.seed is None else self.model.seed + 100
+            seed = None if model.seed is None else model.seed + 100
             makers = {"source": self._source_maker(spec), "target": make_target}
             self._eval_envs = {name: self._make(maker, seed) for name, maker in makers.items()}
 
@@ -238,7 +247,7 @@ class OffDynamicsCallback(BaseCallback):
             self._steps_owed -= self.target_freq
             self._step_target()
         if self.num_timesteps >= self._next_eval:
-            self._next_eval = (self.num_timesteps // self.eval_freq + 1) * self.eval_freq
+            self._plan_evaluation(self.num_timesteps)
             self._evaluate()
         return True
 
