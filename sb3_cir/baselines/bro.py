@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import ParamsT
 
 from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
-from sb3_cir.baselines.parts import common_width, orthogonal_linear, squeeze
+from sb3_cir.baselines.parts import Residual, common_width, orthogonal_linear, squeeze
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
 from sb3_cir.networks import ends_in_float32
 from sb3_cir.policies import (
@@ -51,7 +51,7 @@ class ReLULinear(OrthogonalLinear):
     gain = math.sqrt(2)
 
 
-class BroBlock(nn.Module):
+class BroBlock(Residual):
     """
     Residual block: ``x + LayerNorm(Linear(ReLU(LayerNorm(Linear(x)))))``.
 
@@ -60,14 +60,7 @@ class BroBlock(nn.Module):
     """
 
     def __init__(self, n_stack: int, width: int):
-        super().__init__()
-        self.branch = nn.Sequential(
-            *_linear_and_norm(n_stack, width, width), nn.ReLU(), *_linear_and_norm(n_stack, width, width)
-        )
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        branch: th.Tensor = self.branch(x)
-        return x + branch
+        super().__init__(*_linear_and_norm(n_stack, width, width), nn.ReLU(), *_linear_and_norm(n_stack, width, width))
 
 
 def _linear_and_norm(n_stack: int, in_features: int, width: int) -> tuple[nn.Module, nn.Module]:

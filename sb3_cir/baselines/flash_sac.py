@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC, StackActor
-from sb3_cir.baselines.parts import EPSILON, ReturnScale, UnitLinear, UnitNorm, common_width
+from sb3_cir.baselines.parts import EPSILON, Residual, ReturnScale, UnitLinear, UnitNorm, common_width
 from sb3_cir.policies import is_number
 
 
@@ -77,7 +77,7 @@ class UnitRMSNorm(UnitNorm):
         return x * th.rsqrt(x.square().mean(dim=2, keepdim=True) + self.MIN_SQUARE) * self.weight
 
 
-class InvertedBlock(nn.Module):
+class InvertedBlock(Residual):
     """
     Inverted residual block, four times as wide inside: ``x + ReLU(BN(Linear(ReLU(BN(Linear(x))))))``.
 
@@ -86,15 +86,10 @@ class InvertedBlock(nn.Module):
     """
 
     def __init__(self, n_stack: int, width: int):
-        super().__init__()
-        self.branch = nn.Sequential(
+        super().__init__(
             *(UnitLinear(n_stack, width, 4 * width), UnitBatchNorm(n_stack, 4 * width), nn.ReLU()),
             *(UnitLinear(n_stack, 4 * width, width), UnitBatchNorm(n_stack, width), nn.ReLU()),
         )
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        branch: th.Tensor = self.branch(x)
-        return x + branch
 
 
 def flash_encoder(n_stack: int, in_features: int, widths: Sequence[int], key: str) -> nn.Sequential:

@@ -60,6 +60,22 @@ def common_width(widths: Sequence[int], key: str, demand: str = "there must be",
     return widths[0]
 
 
+class Residual(nn.Module):
+    """
+    ``x + branch(x)``.
+
+    :param layers: The branch, one after the other
+    """
+
+    def __init__(self, *layers: nn.Module):
+        super().__init__()
+        self.branch = nn.Sequential(*layers)
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        branch: th.Tensor = self.branch(x)
+        return x + branch
+
+
 class UnitNorm(nn.Module):
     """A module whose parameters are put back to a fixed norm after each step of the optimiser."""
 

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.sac.policies import Actor
 from torch import nn
 
-from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, common_width, orthogonal_linear, squeeze
+from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, Residual, common_width, orthogonal_linear, squeeze
 from sb3_cir.policies import CIRActor, ForImages, SavesSharing, SequentialCritic, check_activation, check_n_critics
 from sb3_cir.smr import SMR
 
@@ -130,7 +130,7 @@ def _layer_norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-6)
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Residual):
     """
     Pre-LN residual block: ``x + Linear(ReLU(Linear(LayerNorm(x))))``, four times as wide inside.
 
@@ -138,12 +138,7 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(self, width: int):
-        super().__init__()
-        self.branch = nn.Sequential(_layer_norm(width), _he_normal(width, 4 * width), nn.ReLU(), _he_normal(4 * width, width))
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        branch: th.Tensor = self.branch(x)
-        return x + branch
+        super().__init__(_layer_norm(width), _he_normal(width, 4 * width), nn.ReLU(), _he_normal(4 * width, width))
 
 
 def simba_encoder(in_features: int, widths: Sequence[int], key: str) -> nn.Sequential:
