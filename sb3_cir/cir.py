@@ -82,7 +82,7 @@ class CIR(SMR):
         _init_setup_model: bool = True,
     ):
         if not (is_number(convex_coef) and 0 <= convex_coef <= 1):
-            raise ValueError(f"convex_coef={convex_coef}: it must lie in [0, 1] (paper: 0.3).")
+            raise ValueError(f"convex_coef={convex_coef!r}: it must lie in [0, 1] (paper: 0.3).")
         self.convex_coef = convex_coef
         super().__init__(
             policy,

@@ -403,15 +403,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--trusted", action="store_true", help="read pickles, which can run any code")
     options = parser.parse_args(argv)
     try:
+        statistics = options.vecnormalize or _statistics_beside(Path(options.model))
         model = load(options.model, options.algo, options.trusted)
         normalizer = None
-        if options.vecnormalize:
+        if statistics:
             venv = DummyVecEnv([lambda: _OnlySpaces(model)])
-            normalizer = normalization.load(options.vecnormalize, venv, options.trusted)
+            normalizer = normalization.load(statistics, venv, options.trusted)
+            print(f"Observations are normalised as {statistics} says.")
         difference = export(model, options.path, normalizer)
     except (ImportError, OSError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{options.path}: actions differ from model.predict by at most {difference:.2g}.")
+
+
+def _statistics_beside(model: Path) -> Path | None:
+    """Those that RL Zoo saved of the run that a model is of: without them the policy would act on other observations."""
+    found = sorted(model.parent.glob("*/vecnormalize.pkl"))
+    if len(found) > 1:
+        raise ValueError(f"{model}: pass --vecnormalize with one of {', '.join(map(str, found))}.")
+    return found[0] if found else None
 
 
 if __name__ == "__main__":

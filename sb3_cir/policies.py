@@ -1,6 +1,7 @@
 """CIR's networks in Stable-Baselines3's shape: critic, actor, and the three policies."""
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3 import SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
-from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
 from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, NatureCNN, create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
@@ -414,7 +415,7 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
     """
     n_critics = policy_kwargs.get("n_critics", 1)
     if not (is_number(n_critics, whole=True) and n_critics >= 1):
-        raise ValueError(f"n_critics={policy_kwargs['n_critics']}: at least 1 critic is needed.")
+        raise ValueError(f"n_critics={policy_kwargs['n_critics']!r}: at least 1 critic is needed.")
 
 
 def own_policy_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -464,6 +465,34 @@ def check_vectors(model: BaseAlgorithm) -> None:
         )
 
 
+def check_policy(model: BaseAlgorithm, kind: type[BasePolicy]) -> None:
+    """
+    :param model: Of a method that works with its own policy alone, which is not made yet
+    :param kind: That policy
+    :raises ValueError: If it was given another.
+    """
+    if not issubclass(model.policy_class, kind):
+        raise ValueError(
+            f"policy={model.policy_class.__name__}: {type(model).__name__} needs its own, 'MlpPolicy' by name, or a subclass "
+            f"of {kind.__name__}."
+        )
+
+
+def warn_of_sb3s_policy(model: BaseAlgorithm) -> None:
+    """
+    Warn where a policy of SB3's, imported as for SB3's SAC, takes the place of the method's.
+
+    :param model: A model whose policy is not made yet
+    """
+    policy, own = model.policy_class, model.policy_aliases["MlpPolicy"]
+    if policy.__module__.startswith("stable_baselines3."):
+        warnings.warn(
+            f"policy={policy.__name__} of {policy.__module__}: it has the networks of SB3's SAC, not those of "
+            f"{type(model).__name__}. Pass 'MlpPolicy' by name, or {own.__name__} of {own.__module__}.",
+            stacklevel=3,
+        )
+
+
 def is_number(value: Any, whole: bool = False) -> bool:
     """
     :param value: What was given for an argument
@@ -480,7 +509,7 @@ def check_least(**given: tuple[Any, float]) -> None:
     """
     for name, (value, least) in given.items():
         if not (is_number(value) and value >= least):
-            raise ValueError(f"{name}={value}: it must be a number of at least {least}.")
+            raise ValueError(f"{name}={value!r}: it must be a number of at least {least}.")
 
 
 def check_fixed_arguments(kind: Any, given: dict[str, Any]) -> None:

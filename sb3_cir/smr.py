@@ -28,6 +28,7 @@ from sb3_cir.policies import (
     check_observed,
     is_number,
     own_policy_kwargs,
+    warn_of_sb3s_policy,
 )
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
@@ -86,7 +87,7 @@ class SMR(Resumable, SAC):
         **kwargs: Any,
     ):
         if not (is_number(sample_reuse, whole=True) and sample_reuse >= 1):
-            raise ValueError(f"sample_reuse={sample_reuse}: it must be a whole number of at least 1 (paper: 2).")
+            raise ValueError(f"sample_reuse={sample_reuse!r}: it must be a whole number of at least 1 (paper: 2).")
         if compile not in (True, False, "auto"):
             raise ValueError(f"compile={compile!r}: it must be True, False or 'auto'.")
         if precision not in ("float32", "bfloat16"):
@@ -102,6 +103,7 @@ class SMR(Resumable, SAC):
         self._scalars: dict[str, th.Tensor] = {}
         if self.replay_buffer_class is None and self.n_steps == 1 and has_scalar_entries(self.observation_space):
             self.replay_buffer_class = ScalarDictReplayBuffer
+        warn_of_sb3s_policy(self)
         super()._setup_model()
         check_observed(self)
         self._losses = Losses(self.device.type, self.verbose)

@@ -13,10 +13,13 @@ from gymnasium import spaces
 from small import small
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
+from stable_baselines3.sac.policies import SACPolicy
+from stable_baselines3.td3.policies import TD3Policy
 from torch import nn
 
 from sb3_cir import CIR, envs
 from sb3_cir.baselines import SMR, TD7, BROFast, FlashSAC, SimBa, SimbaV2
+from sb3_cir.cir_simba import CIRSimBa
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -38,23 +41,23 @@ BOX = spaces.Box(-1, 1, (2,))
         (dict(policy_kwargs=dict(net_arch=dict(pi=[8], qf=[]))), r"net_arch\['qf'\] is empty"),
         (dict(policy_kwargs=dict(n_critics=0)), "n_critics=0: at least 1 critic"),
         (dict(policy_kwargs=dict(avg_r_norm_coef=0.0)), r"avg_r_norm_coef=0\.0: it must be positive"),
-        (dict(convex_coef="0.3"), r"convex_coef=0\.3: it must lie in \[0, 1\]"),
+        (dict(convex_coef="0.3"), r"convex_coef='0\.3': it must lie in \[0, 1\]"),
         (dict(sample_reuse=None), "sample_reuse=None: it must be a whole number of at least 1"),
         (dict(policy_kwargs=dict(n_critics=1.5)), r"n_critics=1\.5: at least 1 critic"),
         (dict(policy_kwargs=dict(critic_weight_decay="1")), "critic_weight_decay=1: it must not be negative"),
         (
             dict(ent_coef="auto_x"),
-            "ent_coef is auto_x, it must be 'auto', 'auto_0.1' with any first value above 0",
+            "ent_coef is 'auto_x', it must be 'auto', 'auto_0.1' with any first value above 0",
         ),
-        (dict(ent_coef="auto_inf"), "ent_coef is auto_inf"),
-        (dict(ent_coef="autox"), "ent_coef is autox"),
-        (dict(ent_coef="auto_0"), "ent_coef is auto_0"),
+        (dict(ent_coef="auto_inf"), "ent_coef is 'auto_inf'"),
+        (dict(ent_coef="autox"), "ent_coef is 'autox'"),
+        (dict(ent_coef="auto_0"), "ent_coef is 'auto_0'"),
         (dict(train_freq=0), "train_freq is 0, it must be from 1 to"),
         (dict(train_freq=(0, "episode")), r"train_freq is \(0, 'episode'\), it must be from 1 to"),
         (dict(batch_size=0), "batch_size is 0, it must be from 1 to"),
-        (dict(tau="a"), "tau is a, float was expected"),
+        (dict(tau="a"), "tau is 'a', float was expected"),
         (dict(gamma=1.5), r"gamma is 1\.5, it must be from 0 to 1"),
-        (dict(n_steps="three"), "n_steps is three, int was expected"),
+        (dict(n_steps="three"), "n_steps is 'three', int was expected"),
         (dict(entropy_in_target=3), "entropy_in_target is 3, bool was expected"),
     ],
 )
@@ -100,6 +103,39 @@ def test_an_activation_that_the_method_fixes(model_class: type, tmp_path: Path) 
     policy = small("Pendulum-v1", model_class=model_class).policy  # a saved one has SB3's default
     policy.save(tmp_path / "policy.pt")
     assert type(policy).load(tmp_path / "policy.pt", device="cpu").observation_space == policy.observation_space
+
+
+@pytest.mark.parametrize("model_class", [CIR, CIRSimBa, SimBa, SMR])
+def test_a_policy_of_sb3s_takes_the_method_away(model_class: type) -> None:
+    with pytest.warns(UserWarning, match=rf"policy=SACPolicy of .*, not those of {model_class.__name__}\. Pass 'MlpPolicy'"):
+        model_class(SACPolicy, "Pendulum-v1", buffer_size=10, device="cpu", policy_kwargs=dict(net_arch=[8]))
+
+
+@pytest.mark.parametrize(("model_class", "policy"), [(TD7, TD3Policy), (BROFast, SACPolicy)])
+def test_a_policy_that_the_method_cannot_learn_with(model_class: type, policy: type) -> None:
+    with pytest.raises(ValueError, match=rf"policy={policy.__name__}: {model_class.__name__} needs its own, 'MlpPolicy' by"):
+        model_class(policy, "Pendulum-v1", buffer_size=10, device="cpu")
+
+
+@pytest.mark.parametrize("model_class", [TD7, BROFast, SimbaV2, FlashSAC])
+def test_a_policy_for_other_observations(model_class: type) -> None:
+    with pytest.raises(ValueError, match=rf"policy='CnnPolicy': {model_class.__name__} has MlpPolicy alone\. A wrapper"):
+        model_class("CnnPolicy", "Pendulum-v1", buffer_size=10, device="cpu")
+
+
+def test_td7_has_no_actions_without_room() -> None:
+    flat = spaces.Box(np.zeros(2, np.float32), np.array([0, 1], np.float32))
+    env = gym.wrappers.TransformAction(gym.make("Pendulum-v1"), lambda action: action[:1], flat)
+    with pytest.raises(ValueError, match=r"low must be below high"):
+        small(env, model_class=TD7)
+
+
+def test_texts_are_shown_as_texts() -> None:
+    """YAML reads 1e-2 as one."""
+    with pytest.raises(ValueError, match=r"tau is '1e-2', float was expected\."):
+        small("Pendulum-v1", tau="1e-2")
+    with pytest.raises(ValueError, match=r"convex_coef='0\.3': it must lie in"):
+        small("Pendulum-v1", convex_coef="0.3")
 
 
 @pytest.mark.parametrize("model_class", [TD7, BROFast])

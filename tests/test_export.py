@@ -291,6 +291,17 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert said["algorithm"] == "CIR"
     assert said["observations_normalized_inside"]
 
+    (beside := tmp_path / "Pendulum-v1").mkdir()  # where RL Zoo has them, and where nobody thinks of them
+    normalization.save(env, beside / "vecnormalize.pkl")
+    export.main(arguments)
+    assert f"normalised as {beside / 'vecnormalize.pkl'} says" in capsys.readouterr().out
+    np.testing.assert_array_equal(run(tmp_path / "policy.pt", dict(observation=batch))[0], actions)
+    (other := tmp_path / "other").mkdir()
+    normalization.save(env, other / "vecnormalize.pkl")
+    with pytest.raises(SystemExit, match=r"pass --vecnormalize with one of .*Pendulum-v1.*, .*other"):
+        export.main(arguments)
+    (other / "vecnormalize.pkl").unlink()
+
     model.sb3_archives = True  # as SB3 saves, which does not say of which algorithm a model is
     model.save(tmp_path / "model")
     with pytest.raises(SystemExit, match="does not say of which algorithm it is: pass --algo with one of cir, "):

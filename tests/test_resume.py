@@ -97,7 +97,9 @@ def test_the_total_is_the_runs(tmp_path: Path) -> None:
     assert model._total_timesteps == 60
     assert model.learn(10, reset_num_timesteps=False).num_timesteps == 70
     assert CIR.resume(tmp_path, Walk()).learn(10, reset_num_timesteps=False).num_timesteps == 50
-    assert CIR.resume(tmp_path, Walk()).learn(30).num_timesteps == 40
+    nothing = r"Nothing is left to learn: this run is at step 40, .* asked for 30 in all\. With reset"
+    with pytest.warns(UserWarning, match=nothing):
+        assert CIR.resume(tmp_path, Walk()).learn(30).num_timesteps == 40
 
 
 def test_arguments_come_back(tmp_path: Path) -> None:

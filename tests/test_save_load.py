@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch as th
 from small import changed, small, weights
-from stable_baselines3 import HerReplayBuffer
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3 import SAC, HerReplayBuffer
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
@@ -29,10 +29,12 @@ from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir import CIR
-from sb3_cir.baselines import FlashSAC, SimbaV2
+from sb3_cir.baselines import TD7, FlashSAC, SimbaV2
+from sb3_cir.baselines.td7 import LAPReplayBuffer
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
 from sb3_cir.callbacks import Checkpoint
+from sb3_cir.cir_simba import CIRSimBa
 from sb3_cir.off_dynamics import OffDynamicsCallback
 from sb3_cir.runs import arguments, rows
 
@@ -552,3 +554,25 @@ def test_changed_arguments_count(trusted: bool, tmp_path: Path) -> None:
     assert (model.replay_buffer.n_steps, model.replay_buffer.gamma, model.gamma) == (5, 0.9, 0.9)
     assert model._stats_window_size == 7
     assert type(load(n_steps=1).replay_buffer) is ReplayBuffer
+
+
+@pytest.mark.parametrize(("model_class", "kind"), [(CIRSimBa, NStepReplayBuffer), (CIR, DeviceReplayBuffer)])
+def test_sb3s_buffer_in_a_method_with_another(model_class: type, kind: type, tmp_path: Path) -> None:
+    """SB3 would put its own buffer in the place of the method's, whose returns over three steps would be lost."""
+    recorded = small("Pendulum-v1", model_class=SAC).learn(50)
+    recorded.save_replay_buffer(tmp_path / "buffer")
+    device = dict(replay_buffer_class=DeviceReplayBuffer) if kind is DeviceReplayBuffer else {}
+    model = small("Pendulum-v1", model_class=model_class, **device)
+    model.load_replay_buffer(tmp_path / "buffer")
+    assert type(model.replay_buffer) is kind
+    assert model.replay_buffer.size() == 50
+    np.testing.assert_array_equal(model.replay_buffer.rewards[:50], recorded.replay_buffer.rewards[:50])
+    model.learn(30, reset_num_timesteps=False)
+
+
+def test_sb3s_buffer_that_a_method_cannot_learn_from(tmp_path: Path) -> None:
+    small("Pendulum-v1", model_class=SAC).learn(50).save_replay_buffer(tmp_path / "buffer")
+    model = small("Pendulum-v1", model_class=TD7)
+    with pytest.raises(ValueError, match=r"buffer\.pkl"):
+        model.load_replay_buffer(tmp_path / "buffer")
+    assert type(model.replay_buffer) is LAPReplayBuffer

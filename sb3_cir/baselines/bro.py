@@ -32,6 +32,7 @@ from sb3_cir.policies import (
     check_activation,
     check_fixed_arguments,
     check_n_critics,
+    check_policy,
     check_vectors,
 )
 from sb3_cir.smr import SMR
@@ -166,6 +167,9 @@ class BROCritic(ConcatCritic):
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         x = self.network_input(obs, actions)
         return tuple(ends_in_float32(self.q_network, x.expand(self.n_critics, *x.shape)))
+
+    def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        return self.forward(obs, actions)[0].mean(dim=1, keepdim=True)
 
 
 class BROPolicy(SavesSharing):
@@ -368,6 +372,7 @@ class BRO(SMR):
 
     def _setup_model(self) -> None:
         check_vectors(self)
+        check_policy(self, BROPolicy)
         if self.target_entropy == "auto":
             self.target_entropy = -0.5 * get_action_dim(self.action_space)
         super()._setup_model()

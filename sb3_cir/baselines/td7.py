@@ -27,8 +27,10 @@ from sb3_cir.networks import AvgRNorm, StackedLinear
 from sb3_cir.policies import (
     ConcatCritic,
     FusedAdam,
+    check_action_space,
     check_fixed_arguments,
     check_least,
+    check_policy,
     check_vectors,
     is_number,
     own_policy_kwargs,
@@ -332,6 +334,8 @@ class TD7(Resumable, TD3):
 
     def _setup_model(self) -> None:
         check_vectors(self)
+        check_policy(self, TD7Policy)
+        check_action_space(self.action_space)
         if self.n_envs != 1:
             raise ValueError(f"n_envs={self.n_envs}: TD7 assesses one policy at a time, in 1 environment.")
         shape = self.action_space.shape

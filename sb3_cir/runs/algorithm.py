@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import warnings
 from collections.abc import Iterable
 from io import BufferedIOBase
 from pathlib import Path
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
@@ -149,6 +151,12 @@ class Resumable(OffPolicyAlgorithm):
         """
         total_timesteps, name = int(total_timesteps), tb_log_name or type(self).__name__
         if self._resumed is not None and reset_num_timesteps:
+            if total_timesteps <= self.num_timesteps:
+                warnings.warn(
+                    f"Nothing is left to learn: this run is at step {self.num_timesteps:,}, and learn() was asked for "
+                    f"{total_timesteps:,} in all. With reset_num_timesteps=False it makes as many more.",
+                    stacklevel=2,
+                )
             total_timesteps, reset_num_timesteps = max(total_timesteps - self.num_timesteps, 0), False
         elif self._resumed is None and (reset_num_timesteps or self._last_obs is None):
             state.leave_episodes(self, np.zeros(self.n_envs, bool))  # the environments are about to be reset
@@ -176,6 +184,15 @@ class Resumable(OffPolicyAlgorithm):
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
         # Runs end past their total where that is amid a rollout. A rate that falls to 0 would be negative there.
         self._current_progress_remaining = max(self._current_progress_remaining, 0.0)
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        known = self.policy_aliases
+        if policy_name not in known and policy_name in ("MlpPolicy", "CnnPolicy", "MultiInputPolicy"):
+            raise ValueError(
+                f"policy={policy_name!r}: {type(self).__name__} has {', '.join(known)} alone. A wrapper such as "
+                "sb3_cir.envs.FlatFloat32 makes one vector of Dict observations, and of all others of a fixed length."
+            )
+        return super()._get_policy_from_name(policy_name)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         ready = super()._init_callback(with_expected_time(self, callback), progress_bar)

@@ -133,9 +133,9 @@ def _faults(algorithm: type, given: Mapping[str, Any]) -> Iterator[str]:
         kind, default = declared.get(name, (Any, None))
         is_default = value is default or (isinstance(value, Hashable) and value == default)  # no array, which has no answer
         if not is_default and not _fits(value, kind):
-            yield f"{name} is {short(value)}, {_words(kind)} was expected."
+            yield f"{name} is {_shown(value)}, {_words(kind)} was expected."
         if name == "ent_coef" and isinstance(value, str) and not _is_ent_coef(value):
-            yield f"{name} is {short(value)}, it must be 'auto', 'auto_0.1' with any first value above 0, or a number."
+            yield f"{name} is {_shown(value)}, it must be 'auto', 'auto_0.1' with any first value above 0, or a number."
         number = value[0] if isinstance(value, tuple) and value else value
         number = number.item() if isinstance(number, np.generic) else number
         if isinstance(number, (int, float)):
@@ -143,6 +143,10 @@ def _faults(algorithm: type, given: Mapping[str, Any]) -> Iterator[str]:
             if not least <= number <= most:
                 allowed = "a number" if math.isnan(number) else f"from {least} to {most}"
                 yield f"{name} is {short(value)}, it must be {allowed}."
+
+
+def _shown(value: Any) -> str:
+    return short(repr(value) if isinstance(value, str) else value)  # '0.1' is no number
 
 
 def _is_ent_coef(text: str) -> bool:

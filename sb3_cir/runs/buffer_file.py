@@ -21,19 +21,23 @@ def save(buffer: ReplayBuffer, path: File) -> None:
     :param path: Where to
     """
     rows.warn_of_losses(buffer)
-    parts = rows.parts(buffer)
-    arrays = {
-        f"{name}/{key}": column[: rows.filled(part)]
-        for name, part in parts.items()
-        for key, column in rows.columns(part).items()
-    }
-    described = {name: rows.describe(part, []) for name, part in parts.items()}
+    described, arrays = _rows_of(buffer)
     said = Buffer(format=1, buffers=described, checksum=0)
     manifest = said.model_copy(update={"checksum": _checksum(said, arrays)}).model_dump_json()
     if not isinstance(path, (str, Path)):
         path.write(files.pack(arrays, manifest))
         return
     files.write_arrays(files.place_for_arrays(path), arrays, manifest)
+
+
+def _rows_of(buffer: ReplayBuffer) -> tuple[dict[str, Rows], dict[str, np.ndarray]]:
+    parts = rows.parts(buffer)
+    arrays = {
+        f"{name}/{key}": column[: rows.filled(part)]
+        for name, part in parts.items()
+        for key, column in rows.columns(part).items()
+    }
+    return {name: rows.describe(part, []) for name, part in parts.items()}, arrays
 
 
 def _checksum(manifest: Buffer, arrays: dict[str, np.ndarray]) -> int:
@@ -63,26 +67,40 @@ def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, 
         path = files.find(path, ".safetensors", ".pkl")
     what = str(path if isinstance(path, (str, Path)) else getattr(path, "name", path))
     if files.is_trusted_pickle(path, trusted, what):
+        own = getattr(model, "replay_buffer", None)
         unpickle(path, truncate)
+        kind = type(own) if own is not None else model.replay_buffer_class
+        pickled = model.replay_buffer
+        if pickled is not None and type(pickled) is not kind:  # SB3 would learn from another kind than the method's
+            model.replay_buffer = own
+            _put(model, *_rows_of(pickled), truncate, what)
         return
     said, arrays = files.read_arrays(path, what)
     manifest = validate(Buffer, files.read_json(said, what), what)
-    buffer = _buffer_to_fill(model, manifest.buffers, what)
+    if _checksum(manifest, arrays) != manifest.checksum:
+        raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
+    _put(model, manifest.buffers, arrays, truncate, what)
+
+
+def _put(
+    model: OffPolicyAlgorithm, saved: Mapping[str, Rows], arrays: dict[str, np.ndarray], truncate: bool, what: str
+) -> None:
+    """Fill the model's replay buffer with the rows of another that is of its kind."""
+    buffer = _buffer_to_fill(model, saved, what)
     parts = rows.parts(buffer)
-    if parts.keys() != manifest.buffers.keys():
-        raise ValueError(f"{what} has {', '.join(manifest.buffers)}, this model's replay buffer {', '.join(parts)}.")
+    if parts.keys() != saved.keys():
+        raise ValueError(f"{what} has {', '.join(saved)}, this model's replay buffer {', '.join(parts)}.")
     columns: dict[str, dict[str, np.ndarray]] = {name: {} for name in parts}
     for key, array in arrays.items():
         owner, _, column = key.partition("/")
         columns.setdefault(owner, {})[column] = array
     for name, part in parts.items():
-        saved = manifest.buffers[name]
-        rows.check(part, saved, what)
-        rows.check_columns(columns[name], saved, rows.filled_of(saved, part), set(), what)
-    if columns.keys() != parts.keys() or _checksum(manifest, arrays) != manifest.checksum:
-        raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
+        rows.check(part, saved[name], what)
+        rows.check_columns(columns[name], saved[name], rows.filled_of(saved[name], part), set(), what)
+    if columns.keys() != parts.keys():
+        raise DamagedError(f"{what}: it holds rows of {', '.join(columns.keys() - parts.keys())}, which it does not name.")
     for name, part in parts.items():
-        rows.load(part, manifest.buffers[name], iter([(0, columns[name])]))
+        rows.load(part, saved[name], iter([(0, columns[name])]))
         if truncate and isinstance(part, HerReplayBuffer):
             part.truncate_last_trajectory()
     buffer.device = model.device
