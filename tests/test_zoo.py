@@ -159,6 +159,21 @@ def test_yaml_has_the_papers_tasks_and_budgets() -> None:
     assert {"default", "Pendulum-v1", "LunarLanderContinuous-v3", "BipedalWalker-v3", "HalfCheetah-v5"} <= set(entries)
 
 
+@pytest.mark.parametrize("env_id", ["LunarLanderContinuous-v3", "BipedalWalker-v3"])
+def test_the_extra_box2d_is_enough(env_id: str) -> None:
+    pytest.importorskip("Box2D", reason="needs the extra box2d")
+    gym.make(env_id).reset(seed=0)
+
+
+def test_the_extra_video_films_pendulum() -> None:
+    pytest.importorskip("moviepy", reason="needs the extra video")
+    env = gym.make("Pendulum-v1", render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert picture.shape == (500, 500, 3)
+    assert picture.std() > 0
+
+
 def test_yaml_entries_are_arguments_of_cir() -> None:
     zoo.register()
     from rl_zoo3.utils import ALGOS
