@@ -264,6 +264,7 @@ class SMRPolicy(SavesSharing):
         check_n_critics(kwargs)
         if net_arch is None:
             net_arch = dict(pi=[512, 512], qf=[512, 512])
+        check_net_arch(net_arch)
         super().__init__(observation_space, action_space, lr_schedule, net_arch, optimizer_class=optimizer_class, **kwargs)
 
     def make_actor(self, features_extractor: BaseFeaturesExtractor | None = None) -> Actor:
@@ -451,6 +452,21 @@ def check_activation(policy: type[SACPolicy], policy_kwargs: dict[str, Any]) -> 
     if activation is not nn.ReLU:
         name = getattr(activation, "__name__", activation)
         raise ValueError(f"activation_fn={name}: {policy.__name__} takes none, the method fixes it.")
+
+
+def check_net_arch(net_arch: Any) -> None:
+    """
+    :param net_arch: What was given for it
+    :raises ValueError: If it is no list of widths, and no Dict of such.
+    """
+    lists = list(net_arch.values()) if isinstance(net_arch, dict) else [net_arch]
+    for widths in lists:
+        if not isinstance(widths, (list, tuple)) or not all(
+            isinstance(each, (int, np.integer)) and each >= 1 for each in widths
+        ):
+            raise ValueError(
+                f"net_arch={net_arch!r}: it must be a list of widths, such as [64, 64], or dict(pi=[64, 64], qf=[64, 64])."
+            )
 
 
 def check_vectors(model: BaseAlgorithm) -> None:

@@ -130,6 +130,13 @@ def test_td7_has_no_actions_without_room() -> None:
         small(env, model_class=TD7)
 
 
+@pytest.mark.parametrize("net_arch", [[0], [16.0, 16.0], "64,64", dict(pi=[8], qf=[0])])
+@pytest.mark.parametrize("model_class", [CIR, SMR])
+def test_widths_that_are_none(net_arch: Any, model_class: type) -> None:
+    with pytest.raises(ValueError, match=r"net_arch=.*: it must be a list of widths, such as \[64, 64\], or dict"):
+        small("Pendulum-v1", model_class=model_class, policy_kwargs=dict(net_arch=net_arch))
+
+
 def test_texts_are_shown_as_texts() -> None:
     """YAML reads 1e-2 as one."""
     with pytest.raises(ValueError, match=r"tau is '1e-2', float was expected\."):
