@@ -236,11 +236,11 @@ def manifest(path: Path, change: Any) -> Path:
     ("name", "value", "message"),
     [
         ("convex_coef", 7, r"convex_coef=7: it must lie in \[0, 1\]"),
-        ("convex_coef", "x", "convex_coef is x, float was expected"),
+        ("convex_coef", "x", "convex_coef is 'x', float was expected"),
         ("precision", "int3", "precision='int3': it must be 'float32' or 'bfloat16'"),
         ("sample_reuse", -3, "sample_reuse=-3: it must be a whole number of at least 1"),
         ("sample_reuse", 10**30, "sample_reuse is 1000.*, it must be from"),
-        ("entropy_in_target", "no", "entropy_in_target is no, bool was expected"),
+        ("entropy_in_target", "no", "entropy_in_target is 'no', bool was expected"),
         ("buffer_size", -5, "buffer_size is -5, it must be from 1 to"),
         ("tau", math.nan, "tau is nan, it must be a number"),
         ("stats_window_size", -1, "stats_window_size is -1, it must be from 0"),

@@ -272,7 +272,7 @@ def test_vec_normalize() -> None:
         (dict(algorithm=DARC, classifier_arch=64), "classifier_arch is 64, list"),
         (dict(algorithm=DARC, correction_coef=math.nan), "correction_coef=nan: it must be a number of at least 0"),
         (dict(algorithm=PAR, encoder_freq=0), "encoder_freq=0: it must be a number of at least 1"),
-        (dict(algorithm=PAR, encoder_freq="often"), "encoder_freq=often: it must be a number of at least 1"),
+        (dict(algorithm=PAR, encoder_freq="often"), "encoder_freq='often': it must be a number of at least 1"),
         (dict(algorithm=PAR, encoder_width=0), "encoder_width=0: it must be a number of at least 1"),
         (dict(replay_buffer_kwargs=dict(n_steps=2)), r"must be given the model's discount too"),
         (dict(env_kwargs=dict(as_dict=True), replay_buffer_kwargs=dict(n_steps=2)), "not supported with Dict observations"),

@@ -85,7 +85,7 @@ def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, 
 def _put(
     model: OffPolicyAlgorithm, saved: Mapping[str, Rows], arrays: dict[str, np.ndarray], truncate: bool, what: str
 ) -> None:
-    """Fill the model's replay buffer with the rows of another that is of its kind."""
+    """Fill the model's own replay buffer with another's rows."""
     buffer = _buffer_to_fill(model, saved, what)
     parts = rows.parts(buffer)
     if parts.keys() != saved.keys():
