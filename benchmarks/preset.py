@@ -22,7 +22,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from benchmarks import keep, log
 from benchmarks.arguments import not_negative, positive
 from sb3_cir import CIR, envs
-from sb3_cir.tasks import BY_ID, action_repeat
+from sb3_cir.tasks import action_repeat, name_of
 
 # For tasks with few observations on a CPU: an update costs a tenth of one at paper size, and few steps are lost to warming up.
 # Target critics follow, so values reach their size in about 1 / (tau * (1 - gamma)) updates. At the paper's tau of 0.005 that
@@ -90,7 +90,7 @@ def train(method: str, task: str, seed: int, minutes: float, evaluations: int, e
     clock = Clock(60 * minutes, 60 * minutes / evaluations, task, episodes)
     model = model_class("MlpPolicy", envs.make(task, seed=seed), seed=seed, device="cpu", buffer_size=100_000, **arguments)
     model.learn(10**9, callback=clock)
-    run, repeat = (method, BY_ID[task].name if task in BY_ID else task, seed), action_repeat(task)
+    run, repeat = (method, name_of(task), seed), action_repeat(task)
     rows = [
         (*run, metric, repeat * steps, round(value, 1))
         for steps, seconds, mean in clock.found

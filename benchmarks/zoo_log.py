@@ -8,7 +8,7 @@ import numpy as np
 import yaml
 
 from sb3_cir.methods import METHODS
-from sb3_cir.tasks import BY_ID, action_repeat
+from sb3_cir.tasks import action_repeat, name_of
 
 FILE = "evaluations.npz"
 
@@ -38,7 +38,7 @@ def read(file: Path) -> tuple[list[tuple[Any, ...]], dict[str, Any]]:
     env_id = arguments["env"]
     # Without the paper's protocol every action is taken once.
     repeat = action_repeat(env_id) if "sb3_cir.envs.paper_protocol" in str(settings.get("env_wrapper")) else 1
-    task = BY_ID[env_id].name if env_id in BY_ID else env_id
+    task = name_of(env_id)
     run = {"exp_name": _method(arguments), "env_name": task, "seed": arguments["seed"]}
     with np.load(file) as evaluations:
         steps, returns = evaluations["timesteps"] * repeat, evaluations["results"].mean(axis=1)

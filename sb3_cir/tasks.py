@@ -274,6 +274,14 @@ DMC_OTHER = (
 )
 
 
+def name_of(env_id: str) -> str:
+    """
+    :param env_id: Any Gymnasium id
+    :return: The task's name in logs and reports: its own where it is one of the tasks here, else the id
+    """
+    return BY_ID[env_id].name if env_id in BY_ID else env_id
+
+
 def of_group(*groups: str) -> list[Task]:
     """
     :param groups: ``dmc_easy_medium``, ``dmc_hard``, ``humanoid_bench``, ``humanoid_bench_wider``, ``odrl`` or ``odrl_other``

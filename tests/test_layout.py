@@ -18,11 +18,13 @@ def places() -> list[str]:
     return [name.removeprefix("sb3_cir/") for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 
+PLACES = places()
+
+
 def place(parts: tuple[str, ...]) -> int:
     """Where a module stands in the table, by its own line or by its folder's."""
-    names = places()
     own = parts[0] + ".py"
-    return names.index(own if own in names else parts[0] + "/")
+    return PLACES.index(own if own in PLACES else parts[0] + "/")
 
 
 def imports(file: Path) -> set[tuple[str, ...]]:

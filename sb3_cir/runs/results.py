@@ -82,9 +82,9 @@ def take(callback: BaseCallback) -> dict[str, list[dict[str, Any]]]:
         changed = _changed(getattr(each, AT_FIRST, {}), _results(each))
         kept: dict[str, Any] = {}
         for name, value in changed.items():
-            if (value is None or _is_result(value)) and _size(value) <= room:
+            if (value is None or _is_result(value)) and (size := _size(value)) <= room:
                 kept[name] = value
-                room -= _size(value)
+                room -= size
         lost = changed.keys() - kept.keys()
         if lost:
             warnings.warn(
