@@ -173,9 +173,16 @@ _TEMPERATURE: dict[str, Any] = dict(ent_coef="auto_0.01")
 _ENTROPY = -0.5
 
 
-def _base(parts: dict[str, Any] | None = None, algorithm: type[SMR] = PartsCIR, **arguments: Any) -> Arm:
+def _base(
+    parts: dict[str, Any] | None = None, algorithm: type[SMR] = PartsCIR, entropy_per_action: float = _ENTROPY, **arguments: Any
+) -> Arm:
     """CIR with SimBa's temperature and normalisation, and more."""
-    return Arm(algorithm, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, _ENTROPY)
+    return Arm(algorithm, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, entropy_per_action)
+
+
+def _with_simba_actor(**arguments: Any) -> Arm:
+    """The same with SimBa's actor and returns over three steps."""
+    return _base(dict(actor_body="simba"), **dict(learning_rate=1e-4, n_steps=3) | arguments)
 
 
 def _categorical(**parts: Any) -> Arm:
@@ -187,12 +194,17 @@ ARMS: dict[str, Arm] = {
     "cir+temp": Arm(PartsCIR, {}, _TEMPERATURE, _ENTROPY),
     "cir+temp+rsnorm": _base(),
     "cir+temp+rsnorm+lr1e-4": _base(learning_rate=1e-4),
-    "cir+temp+rsnorm+lr1e-4+simba_actor": _base(dict(actor_body="simba"), learning_rate=1e-4),
+    "cir+temp+rsnorm+lr1e-4+simba_actor": _with_simba_actor(n_steps=1),
     "cir+temp+rsnorm+lr1e-4+simba_critic": _base(dict(critic_body="simba"), learning_rate=1e-4),
     "cir+temp+rsnorm+lr1e-4+wd": _base(dict(weight_decay=0.01), learning_rate=1e-4),
     "cir+temp+rsnorm+n3": _base(n_steps=3),
     "cir+temp+rsnorm+n5": _base(n_steps=5),
-    "cir+temp+rsnorm+lr1e-4+simba_actor+n3": _base(dict(actor_body="simba"), learning_rate=1e-4, n_steps=3),
+    "cir+temp+rsnorm+lr1e-4+simba_actor+n2": _with_simba_actor(n_steps=2),
+    "cir+temp+rsnorm+lr1e-4+simba_actor+n3": _with_simba_actor(),
+    "cir+temp+rsnorm+lr1e-4+simba_actor+n3+entropy1": _with_simba_actor(entropy_per_action=-1.0),
+    "cir+temp+rsnorm+lr2e-4+simba_actor+n3": _with_simba_actor(learning_rate=2e-4),
+    "cir+temp+rsnorm+lr3e-4+simba_actor+n3": _with_simba_actor(learning_rate=3e-4),
+    "cir+temp+rsnorm+lr1e-4+n3": _base(learning_rate=1e-4, n_steps=3),
     "cir+temp+rsnorm+wd": _base(dict(weight_decay=0.01)),
     "cir+temp+rsnorm+simba_critic": _base(dict(critic_body="simba")),
     "cir+temp+rsnorm+simba_actor": _base(dict(actor_body="simba")),
