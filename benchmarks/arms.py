@@ -174,10 +174,10 @@ _ENTROPY = -0.5
 
 
 def _base(
-    parts: dict[str, Any] | None = None, algorithm: type[SMR] = PartsCIR, entropy_per_action: float = _ENTROPY, **arguments: Any
+    parts: dict[str, Any] | None = None, algorithm: type[SMR] = PartsCIR, entropy: float = _ENTROPY, **arguments: Any
 ) -> Arm:
     """CIR with SimBa's temperature and normalisation, and more."""
-    return Arm(algorithm, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, entropy_per_action)
+    return Arm(algorithm, dict(rs_norm=True) | (parts or {}), _TEMPERATURE | arguments, entropy)
 
 
 def _with_simba_actor(**arguments: Any) -> Arm:
@@ -201,7 +201,7 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+n5": _base(n_steps=5),
     "cir+temp+rsnorm+lr1e-4+simba_actor+n2": _with_simba_actor(n_steps=2),
     "cir+temp+rsnorm+lr1e-4+simba_actor+n3": _with_simba_actor(),
-    "cir+temp+rsnorm+lr1e-4+simba_actor+n3+entropy1": _with_simba_actor(entropy_per_action=-1.0),
+    "cir+temp+rsnorm+lr1e-4+simba_actor+n3+entropy1": _with_simba_actor(entropy=-1.0),
     "cir+temp+rsnorm+lr2e-4+simba_actor+n3": _with_simba_actor(learning_rate=2e-4),
     "cir+temp+rsnorm+lr3e-4+simba_actor+n3": _with_simba_actor(learning_rate=3e-4),
     "cir+temp+rsnorm+lr1e-4+n3": _base(learning_rate=1e-4, n_steps=3),
