@@ -4,7 +4,9 @@ import contextlib
 import json
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pandas as pd
 from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback
@@ -16,7 +18,46 @@ from sb3_cir.runs.files import write_whole
 PROGRESS_EVERY = 2.0  # seconds
 
 
-class Recorder(BaseCallback):
+class Timed(BaseCallback):
+    """Counts how long a run takes, and keeps rows in a file that a full disk may hold up."""
+
+    state: ClassVar[tuple[str, ...]] = ("seconds",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has taken, all its starts together."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    @seconds.setter
+    def seconds(self, value: float) -> None:
+        self._seconds_before, self._began = value, time.monotonic()
+
+    def _on_training_start(self) -> None:
+        self.seconds = 0.0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _write_or_warn(self, write: Callable[[], None], path: Path, at_end: bool) -> None:
+        """
+        :param write: Writes the file
+        :param path: The file
+        :param at_end: Whether the run is over, so that nothing would be written later
+        :raises OSError: If it cannot be written at the end; before, that is a warning.
+        """
+        try:
+            write()
+        except OSError as error:
+            if at_end:
+                raise
+            warnings.warn(f"{path} could not be written, and will be tried again: {error}.", stacklevel=3)
+
+
+class Recorder(Timed):
     """
     Turns each evaluation of the zoo's ``EvalCallback`` into rows.
 
@@ -31,7 +72,7 @@ class Recorder(BaseCallback):
     """
 
     model: OffPolicyAlgorithm
-    state = ("evaluations", "seconds")
+    state = ("evaluations", *Timed.state)
 
     def __init__(self, folder: str, exp_name: str, env_name: str, action_repeat: int, total_steps: int) -> None:
         super().__init__()
@@ -41,19 +82,9 @@ class Recorder(BaseCallback):
         self.total_steps = total_steps
         # Of each evaluation: simulator step, mean return, seconds and updates until then.
         self.evaluations: list[list[float]] = []
-        self.seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """How long the run has taken, all its starts together."""
-        return self._seconds_before + time.monotonic() - self._began
-
-    @seconds.setter
-    def seconds(self, value: float) -> None:
-        self._seconds_before, self._began = value, time.monotonic()
 
     def _on_training_start(self) -> None:
-        self.seconds = 0.0
+        super()._on_training_start()
         self.last_progress = time.monotonic()
         # What the rate is counted from
         self._since, self._learns = (self.last_progress, self.num_timesteps), False
@@ -85,12 +116,8 @@ class Recorder(BaseCallback):
         path = self.folder / "rows.csv"
         if path.exists() and len(log.read([path])) > len(rows):
             return
-        try:
-            log.write(path, pd.DataFrame(rows, columns=log.COLUMNS))
-        except OSError as error:
-            if self.num_timesteps >= self.total_steps:
-                raise
-            warnings.warn(f"{path} could not be written, and will be at the next evaluation: {error}.", stacklevel=2)
+        table = pd.DataFrame(rows, columns=log.COLUMNS)
+        self._write_or_warn(lambda: log.write(path, table), path, at_end=self.num_timesteps >= self.total_steps)
 
     def _write_progress(self) -> None:
         self.last_progress = time.monotonic()

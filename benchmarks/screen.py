@@ -12,15 +12,12 @@ an arm that is to be compared by its learning has to be of the paper's size, the
 import argparse
 import copy
 import re
-import time
-import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -30,6 +27,7 @@ from stable_baselines3.sac.policies import Actor
 from benchmarks import keep, log
 from benchmarks.arguments import folder, not_negative, positive
 from benchmarks.arms import ARMS, LONGEST
+from benchmarks.recorder import Timed
 from sb3_cir import envs
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
@@ -48,7 +46,7 @@ ACTION_REPEAT = 2
 CHECKPOINT_EVERY = 2500
 
 
-class Probe(BaseCallback):
+class Probe(Timed):
     """
     Looks at the critics every so often, and writes rows. The metrics, beside those of every log:
 
@@ -74,7 +72,7 @@ class Probe(BaseCallback):
     :param made: How the run is made, for the file's comment
     """
 
-    state: ClassVar[tuple[str, ...]] = ("found", "seconds")
+    state = ("found", *Timed.state)
 
     def __init__(self, name: str, task: str, every: int, eval_every: int, path: Path, made: dict[str, Any]):
         super().__init__()
@@ -83,22 +81,6 @@ class Probe(BaseCallback):
         self.snapshot: tuple[Actor, int] | None = None
         self.eval_env = make_env(task)
         self.eval_env.seed(1000)
-        self.seconds = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Of training, without the looks."""
-        return self._seconds + time.monotonic() - self._since
-
-    @seconds.setter
-    def seconds(self, seconds: float) -> None:
-        self._seconds, self._since = seconds, time.monotonic()
-
-    def _on_training_start(self) -> None:
-        self.seconds = 0.0
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_rollout_start(self) -> None:
         assert isinstance(self.model, SMR)
@@ -118,12 +100,7 @@ class Probe(BaseCallback):
                 values |= self._evaluate(model)
         # A run that goes on from its end has looked there already.
         self.found.setdefault(step, values | {log.UPDATES: model._n_updates, log.SECONDS: seconds})
-        try:
-            self._write()
-        except OSError as error:
-            if evaluate:  # the end: the next look would be none
-                raise
-            warnings.warn(f"{self.path} could not be written, and will be at the next look: {error}.", stacklevel=2)
+        self._write_or_warn(self._write, self.path, at_end=evaluate)
         print(self.name, self.num_timesteps, {metric: float(f"{value:.4g}") for metric, value in values.items()}, flush=True)
         self.seconds = seconds
 

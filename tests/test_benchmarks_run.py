@@ -236,7 +236,7 @@ def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
 
     monkeypatch.setattr(recorder, "write_whole", now_and_then)
     monkeypatch.setattr(log, "write_whole", now_and_then)
-    with pytest.warns(UserWarning, match=r"rows\.csv could not be written, and will be at the next evaluation: no space left"):
+    with pytest.warns(UserWarning, match=r"rows\.csv could not be written, and will be tried again: no space left"):
         learn(tmp_path)
     assert {"progress.json", "rows.csv"} <= set(full[:3])
     assert values(tmp_path).env_step.max() == 160

@@ -172,7 +172,7 @@ def test_a_full_disk_does_not_end_a_run(
         write(*args)
 
     monkeypatch.setattr(screen.keep, "write", full)
-    with pytest.warns(UserWarning, match="could not be written, and will be at the next look: no space left"):
+    with pytest.warns(UserWarning, match="could not be written, and will be tried again: no space left"):
         _, table = screened(60)
     assert set(table.env_step) == {80, 120}
     monkeypatch.setattr(screen.keep, "write", lambda *args: calls.clear() or full())
