@@ -184,62 +184,95 @@ def kills(options: argparse.Namespace, console: Console) -> list[str]:
     :return: What was found
     :raises ValueError: If a run did not come back as it should.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.reliability"])
-    generator = random.Random(options.seed)
-    most_lost = writing = with_two = early = 0
-    slowest = 0.0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        reached, there = 0, False
+        runs = KilledRuns(Path(name), random.Random(options.seed))
         for _ in track(range(options.kills), "killed", console=console):
-            ours, theirs = context.Pipe(duplex=False)
-            left = half_written(folder)
-            process = context.Process(target=live, args=(folder, theirs))
-            process.start()
-            theirs.close()
-            try:
-                if there and generator.random() < EARLY:
-                    early += 1
-                    time.sleep(generator.uniform(0, BIRTH))
-                else:
-                    began = time.monotonic()
-                    if not ours.poll(START):
-                        raise ValueError(f"a run did not start within {START} seconds")
-                    slowest = max(slowest, time.monotonic() - began)
-                    answer = ours.recv()
-                    if "problem" in answer:
-                        raise ValueError(answer["problem"])
-                    if there and answer["step"] == 0:
-                        raise ValueError("a run started anew where there was a checkpoint")
-                    if answer["damaged"]:
-                        raise ValueError(answer["damaged"][0])
-                    lost = reached - answer["step"]
-                    if there and lost > EVERY:
-                        raise ValueError(f"{lost} steps were lost")
-                    most_lost = max(most_lost, lost)
-                    with_two += answer["checkpoints"] == 2
-                    aimed = generator.random() < AIMED
-                    if not there:
-                        # Nothing is promised to a run that was killed before its first checkpoint.
-                        wait_for_first(folder / "checkpoints")
-                    last = steps_made(folder) + generator.uniform(0, LIFE)
-                    while steps_made(folder) < last and not (aimed and half_written(folder) - left):
-                        time.sleep(0.001 if aimed else 0.01)
-            finally:
-                process.kill()
-                process.join()
-            writing += bool(half_written(folder) - left)
-            reached = steps_made(folder)
-            there = bool(checkpoints(folder / "checkpoints"))
-        model = resumed(folder / "checkpoints")
-        turns = model.num_timesteps / ROWS
-    return [
-        f"{options.kills} kills (SIGKILL), {early} of them while a run started and {writing} while a file was being written: "
-        f"each run went on from the newest checkpoint, {with_two} times with an older one there and whole too",
-        f"most steps lost: {most_lost}, with a checkpoint every {EVERY}; slowest start, checks included: {slowest:.0f} s",
-        f"every row of the replay buffer was right each time; its ring turned {turns:.1f} times, {model.num_timesteps} steps",
-    ]
+            runs.start_and_kill()
+        return runs.findings()
+
+
+class KilledRuns:
+    """
+    One run that is started again and again, and killed each time.
+
+    :param folder: Its folder
+    :param generator: Draws the moments
+    """
+
+    def __init__(self, folder: Path, generator: random.Random):
+        self.folder, self.generator = folder, generator
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(["benchmarks.reliability"])
+        self.reached, self.there = 0, False  # steps made, and whether there is a checkpoint
+        self.kills = self.most_lost = self.writing = self.with_two = self.early = 0
+        self.slowest = 0.0  # seconds
+
+    def start_and_kill(self) -> None:
+        """:raises ValueError: If the run did not come back as it should."""
+        ours, theirs = self.context.Pipe(duplex=False)
+        left = half_written(self.folder)
+        process = self.context.Process(target=live, args=(self.folder, theirs))
+        process.start()
+        theirs.close()
+        try:
+            if self.there and self.generator.random() < EARLY:
+                self.early += 1
+                time.sleep(self.generator.uniform(0, BIRTH))
+            else:
+                self._hear(ours)
+                self._let_live(left)
+        finally:
+            process.kill()
+            process.join()
+        self.kills += 1
+        self.writing += bool(half_written(self.folder) - left)
+        self.reached = steps_made(self.folder)
+        self.there = bool(checkpoints(self.folder / "checkpoints"))
+
+    def _hear(self, ours: Connection) -> None:
+        """What the run found when it started."""
+        began = time.monotonic()
+        if not ours.poll(START):
+            raise ValueError(f"a run did not start within {START} seconds")
+        self.slowest = max(self.slowest, time.monotonic() - began)
+        answer = ours.recv()
+        if "problem" in answer:
+            raise ValueError(answer["problem"])
+        if self.there and answer["step"] == 0:
+            raise ValueError("a run started anew where there was a checkpoint")
+        if answer["damaged"]:
+            raise ValueError(answer["damaged"][0])
+        lost = self.reached - answer["step"]
+        if self.there and lost > EVERY:
+            raise ValueError(f"{lost} steps were lost")
+        self.most_lost = max(self.most_lost, lost)
+        self.with_two += answer["checkpoints"] == 2
+
+    def _let_live(self, left: set[tuple[str, int]]) -> None:
+        """
+        Until a random step, or until it begins to write a file.
+
+        :param left: Files that an earlier run left half written
+        """
+        aimed = self.generator.random() < AIMED
+        if not self.there:
+            # Nothing is promised to a run that was killed before its first checkpoint.
+            wait_for_first(self.folder / "checkpoints")
+        last = steps_made(self.folder) + self.generator.uniform(0, LIFE)
+        while steps_made(self.folder) < last and not (aimed and half_written(self.folder) - left):
+            time.sleep(0.001 if aimed else 0.01)
+
+    def findings(self) -> list[str]:
+        """:return: What was found, after a last start"""
+        steps = resumed(self.folder / "checkpoints").num_timesteps
+        return [
+            f"{self.kills} kills (SIGKILL), {self.early} of them while a run started and {self.writing} while a file was "
+            f"being written: each run went on from the newest checkpoint, {self.with_two} times with an older one there and "
+            f"whole too",
+            f"most steps lost: {self.most_lost}, with a checkpoint every {EVERY}; slowest start, checks included: "
+            f"{self.slowest:.0f} s",
+            f"every row of the replay buffer was right each time; its ring turned {steps / ROWS:.1f} times, {steps} steps",
+        ]
 
 
 def half_written(folder: Path) -> set[tuple[str, int]]:
