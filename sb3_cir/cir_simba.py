@@ -56,7 +56,8 @@ class CIRSimBa(ObservesWhileActing, HorizonDefaults, CIR):
     CIR in SimBa's setting, with n-step returns. The critics, their targets (convex Q-learning) and the reuse of batches are
     :class:`CIR`'s.
 
-    - The actor is SimBa's, and the learning rate, 1e-4. With CIR's own, returns on dogs hardly grew beyond 50,000 steps.
+    - The actor is SimBa's, and the learning rate, 1e-4. With CIR's own, returns on dog-walk hardly grew beyond
+      50,000 steps.
     - The temperature begins at 0.01, towards an entropy of minus half a nat for each action. CIR's own begins at 1, towards
       minus one nat, so that entropy is most of what the critics learn at first where there are many actions.
     - Observations are normalised by running statistics (RSNorm), which are saved with the policy.
