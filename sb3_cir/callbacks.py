@@ -355,7 +355,7 @@ def named_tensors(model: BaseAlgorithm) -> Iterator[tuple[str, th.Tensor]]:
         if isinstance(module, nn.Module):
             buffers = {key for key, _ in module.named_buffers()}
             for key, tensor in module.state_dict().items():
-                if tensor.is_floating_point():
+                if isinstance(tensor, th.Tensor) and tensor.is_floating_point():  # get_extra_state() may give anything
                     tensor = tensor.masked_fill(tensor == -math.inf, 0) if key in buffers else tensor
                     yield key if name == "policy" else f"{name}.{key}", tensor
     for name in variables:

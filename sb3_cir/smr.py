@@ -133,11 +133,14 @@ class SMR(Resumable, SAC):
                 self._n_updates += 1
 
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        if updates:
-            self._scalars |= dict(zip(scalars, th.stack(updates).mean(dim=0), strict=True))
-            if self._n_updates == len(updates) or self._n_updates % DIAGNOSE_EVERY < len(updates):
-                self._scalars |= self._diagnose(batch)
-        if self.device.type == "cpu":
+        if not updates:
+            return
+        self._scalars |= dict(zip(scalars, th.stack(updates).mean(dim=0), strict=True))
+        look = self._n_updates == len(updates) or self._n_updates % DIAGNOSE_EVERY < len(updates)
+        if look:
+            self._scalars |= self._diagnose(batch)
+        # A GPU is waited for only now and then. Evaluations write the log too, and episodes may have no end.
+        if look or self.device.type == "cpu":
             self.record_scalars()
 
     # One update, and its parts in the order in which it makes them

@@ -24,8 +24,11 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from torch import nn
 
 from sb3_cir import hub, methods, zoo_search
+from sb3_cir.baselines.parts import ReturnScale
+from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.buffers import DeviceReplayBuffer, RecencyDictReplayBuffer, RecencyReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
@@ -406,6 +409,7 @@ def _amend_callbacks(callbacks: ModuleType) -> None:
     parallel = callbacks.ParallelTrainCallback
     if not hasattr(parallel._init_callback, "__wrapped__"):  # once is enough
         parallel._init_callback = functools.wraps(parallel._init_callback)(_as_its_own(parallel._init_callback, callbacks))
+        parallel._on_rollout_end = functools.wraps(parallel._on_rollout_end)(_with_statistics(parallel._on_rollout_end))
 
 
 def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
@@ -420,6 +424,27 @@ def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
             names["SAC"] = sac
 
     return amended
+
+
+def _with_statistics(on_rollout_end: Method) -> Method:
+    """
+    RL Zoo gives the acting model all parameters of the copy that learns. What is counted with each step of the environment is
+    the acting model's: RSNorm's statistics, the scale of returns, and the number of steps. So the copy gets these first.
+    """
+
+    def amended(self: Any) -> None:
+        if self._model_ready:  # else the copy is amid an update, and the original does nothing
+            for acting, learning in zip(_statistics(self.model), _statistics(self._model), strict=True):
+                learning.load_state_dict(acting.state_dict())
+            self._model.num_timesteps = self.model.num_timesteps
+        on_rollout_end(self)
+
+    return amended
+
+
+def _statistics(model: BaseAlgorithm) -> list[nn.Module]:
+    parts = [each for each in (model.policy, getattr(model, "return_scale", None)) if isinstance(each, nn.Module)]
+    return [module for part in parts for module in part.modules() if isinstance(module, (RSNorm, ReturnScale))]
 
 
 def _has(hyperparams: Path, env_id: str) -> bool:

@@ -342,6 +342,37 @@ def test_environment_that_raises(wrap: Any, step: int) -> None:
         assert error.__cause__ is cause
 
 
+class DemandingError(Exception):
+    """Takes more than a message, and says something else."""
+
+    def __init__(self, code: int, *, unit: str):
+        self.code, self.unit = code, unit
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.unit}"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [AssertionError("no fuel"), OwnError("no fuel"), KeyError("fuel"), OSError(5, "no fuel"), DemandingError(3, unit="V")],
+    ids=lambda error: type(error).__name__,
+)
+def test_failure_is_caught_as_the_environments_own_error(cause: Exception) -> None:
+    """With SAC it is that error. RL Zoo's search goes on to the next trial after an AssertionError alone."""
+    with pytest.raises(type(cause), match=rf"^{type(cause).__name__} raised by environment 1 at step 6 ") as caught:
+        small(make(n_envs=3, fault="raise", value=cause, step=2)).learn(30)
+    assert isinstance(caught.value, FailedEnvError)
+    assert caught.value.__cause__ is cause
+    assert vars(caught.value).items() >= vars(cause).items()
+    assert type(pickle.loads(pickle.dumps(caught.value))) is FailedEnvError
+
+
+def test_an_end_of_iteration_is_a_failure_and_no_end() -> None:
+    with pytest.raises(FailedEnvError, match=r"^StopIteration raised by") as caught:
+        small(make(fault="raise", value=StopIteration())).learn(30)
+    assert not isinstance(caught.value, StopIteration)
+
+
 def test_learning_again_after_a_failure() -> None:
     """The environments went on without the model, so that they are reset first; and nothing of the watch is left on them."""
     env = make(fault="raise", value=OwnError("no fuel"))

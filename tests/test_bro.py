@@ -175,6 +175,13 @@ def test_the_optimistic_step_leaves_all_else() -> None:
 # --- resets ---
 
 
+@th.compiler.set_stance("force_eager")  # the wrapper alone matters
+def test_reset_of_a_compiled_policy() -> None:
+    model = build(reset_steps=(30,))
+    model.policy = th.compile(model.policy)  # type: ignore[assignment]
+    assert model.learn(35).n_resets == 1
+
+
 def test_reset() -> None:
     """All that is learned begins anew, once, in place; transitions stay."""
     model = build(reset_steps=(30, 50)).learn(29)

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -27,13 +27,16 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv, SimpleMultiObsEnv
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.utils import ConstantSchedule
+from torch import nn
 
 from sb3_cir import CIR
 from sb3_cir.baselines import TD7, FlashSAC, SimbaV2
 from sb3_cir.baselines.td7 import LAPReplayBuffer
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
 from sb3_cir.buffers import DeviceReplayBuffer
-from sb3_cir.callbacks import Checkpoint
+from sb3_cir.callbacks import Checkpoint, NonFiniteGuard
 from sb3_cir.cir_simba import CIRSimBa
 from sb3_cir.off_dynamics import OffDynamicsCallback
 from sb3_cir.runs import arguments, rows
@@ -211,6 +214,101 @@ def test_an_optimizer_that_asks_for_arguments(tmp_path: Path) -> None:
         assert same_tensors(model.get_parameters(), each.get_parameters())
         assert "momentum_buffer" in each.critic.optimizer.state_dict()["state"][0]
     assert not changed(before, model)
+
+
+class Counting(th.optim.Adam):
+    """Counts for its group of parameters, as Prodigy and schedule-free optimisers do."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, weight_decay: float = 0.0):
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        for group in self.param_groups:
+            group.setdefault("k", 0)
+            group.setdefault("d", 1.0)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["k"] += 1
+            group["d"] *= 1.5
+        super().step(closure)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_an_optimizer_that_counts_for_itself(trusted: bool, tmp_path: Path) -> None:
+    model = small("Pendulum-v1", policy_kwargs=dict(optimizer_class=Counting))
+    model.learn(30, callback=Checkpoint(30, tmp_path / "run"))
+    for group in model.critic.optimizer.param_groups:
+        group["weight_decay"] = 0.1  # one of its arguments, which a file does not change
+    model.save(tmp_path / "model")
+    objects = {} if trusted else dict(policy_kwargs=model.policy_kwargs)
+    loaded = CIR.load(tmp_path / "model", device="cpu", trusted=trusted, custom_objects=objects)
+    resumed = CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu", policy_kwargs=model.policy_kwargs)
+    own = model.critic.optimizer.param_groups[0]
+    for each in (loaded, resumed):
+        group = each.critic.optimizer.param_groups[0]
+        assert (group["k"], group["d"], group["weight_decay"]) == (own["k"], own["d"], 0.0)
+        assert type(group["k"]) is int
+    assert own["k"] == model._n_updates > 0
+
+
+class OddExtractor(FlattenExtractor):
+    """Holds a part in bfloat16, as a frozen network may be, and something that is no tensor."""
+
+    def __init__(self, observation_space: gym.Space):
+        super().__init__(observation_space)
+        self.frozen = nn.Linear(2, 2).to(th.bfloat16).requires_grad_(False)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"version": "2"}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_parts_that_numpy_cannot_hold(tmp_path: Path) -> None:
+    model = small("Pendulum-v1", policy_kwargs=dict(features_extractor_class=OddExtractor))
+    with pytest.warns(
+        UserWarning, match=r"actor\.features_extractor\._extra_state.*: what get_extra_state\(\) gives is not saved"
+    ):
+        model.learn(30, callback=[Checkpoint(30, tmp_path / "run"), NonFiniteGuard()]).save(tmp_path / "model")
+    before = weights(model)
+    for loaded in (
+        CIR.load(tmp_path / "model", device="cpu"),
+        CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu", policy_kwargs=model.policy_kwargs),
+    ):
+        assert not changed(before, loaded)
+        assert loaded.actor.features_extractor.frozen.weight.dtype is th.bfloat16
+
+
+class OwnKinds(CIR):
+    """Keeps something else under the names of its arguments than it took, and declares kinds that are no classes."""
+
+    def __init__(
+        self, *args: Any, mode: Literal["fast", "slow"] = "fast", depth: str = "10", betas: Any = "0.9", **kwargs: Any
+    ):
+        self.mode, self.depth, self.betas = mode, int(depth), [float(each) for each in betas.split(",")]
+        super().__init__(*args, **kwargs)
+
+
+def test_a_class_with_arguments_of_its_own(tmp_path: Path) -> None:
+    """As with a subclass of SAC, what it keeps comes back."""
+    model = small("Pendulum-v1", model_class=OwnKinds, mode="slow", betas="0.9,0.99").learn(30)
+    model.save(tmp_path / "model")
+    for trusted in (True, False):
+        loaded = OwnKinds.load(tmp_path / "model", device="cpu", trusted=trusted)
+        assert (loaded.mode, loaded.depth, loaded.betas) == ("slow", 10, [0.9, 0.99])
+        assert not changed(weights(model), loaded)
+
+
+def test_what_is_asked_for_is_what_the_constructor_makes_of_it(tmp_path: Path) -> None:
+    """RL Zoo passes a ``ConstantSchedule`` as the rate, of which SimbaV2 takes the number; and 2.0 is no index to Python."""
+    kwargs = dict(learning_starts=20, batch_size=16, buffer_size=500, policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8])))
+    SimbaV2("MlpPolicy", "Pendulum-v1", **kwargs).save(tmp_path / "model")
+    loaded = SimbaV2.load(tmp_path / "model", learning_rate=ConstantSchedule(1e-3))
+    assert loaded.learning_rate == 1e-3
+    small("Pendulum-v1").save(tmp_path / "cir")
+    model = CIR.load(tmp_path / "cir", env=gym.make("Pendulum-v1"), sample_reuse=3.0)
+    assert model.sample_reuse == 3
+    assert model.learn(30)._n_updates % 3 == 0
 
 
 class Narrow(CIR):

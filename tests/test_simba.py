@@ -395,6 +395,18 @@ def test_gamma_where_attributes_take_no_index(knows_spec: bool, gamma: float) ->
     assert build(env=env, seed=None).gamma == gamma
 
 
+class Repeats(gym.Wrapper):
+    """Has a method of the name by which our wrapper says how often it takes an action."""
+
+    def repeat(self) -> None:
+        pass
+
+
+def test_gamma_where_a_name_means_something_else() -> None:
+    env = gym.wrappers.TimeLimit(Repeats(gym.make("Pendulum-v1").unwrapped), 200)
+    assert build(env=env, seed=None).gamma == 1 - 5 / 200
+
+
 def test_dm_control() -> None:
     pytest.importorskip("dm_control", reason="needs the dm-control extra")
     from sb3_cir import envs

@@ -156,6 +156,15 @@ def test_diagnosis_changes_nothing(model_class: type[SMR], monkeypatch: pytest.M
     assert all(th.equal(value, runs[1][name]) for name, value in runs[0].items())
 
 
+def test_losses_reach_the_log_before_an_episode_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they are kept back for a while; evaluations write the log too, and an episode may have no end."""
+    model = small("Pendulum-v1")
+    model.device = th.device("mps")  # any but the CPU: the networks stay there
+    monkeypatch.setattr(smr, "DIAGNOSE_EVERY", 10)
+    model.learn(45, callback=lambda local, _: local["self"].num_timesteps != 42)
+    assert "train/critic_loss" in model.logger.name_to_value
+
+
 @pytest.mark.parametrize("model_class", [SMR, SACTanh])
 def test_goes_on_as_if_never_interrupted(model_class: type[SMR], tmp_path: Path) -> None:
     def learn(model: SMR, steps: int, folder: str) -> SMR:

@@ -218,3 +218,17 @@ def test_parallel_training_is_the_models_own() -> None:
     assert callback._model._n_updates > 0
     assert callback._model._n_updates % (2 * 3) == 0
     assert rl_zoo3.callbacks.SAC is SAC
+
+
+@pytest.mark.parametrize("algo", ["simba", "cir_simba", "simba_v2", "flash_sac"])
+def test_parallel_training_keeps_statistics(algo: str) -> None:
+    """The copy that learns sees no step: RSNorm and the scale of returns are those of the model that acts."""
+    kwargs: dict[str, Any] = dict(learning_starts=5, batch_size=8, policy_kwargs=dict(net_arch=dict(pi=[8], qf=[8])))
+    model = zoo.ALGOS[algo]("MlpPolicy", "Pendulum-v1", train_freq=5, **kwargs)
+    callback = rl_zoo3.callbacks.ParallelTrainCallback(gradient_steps=1)
+    model.learn(40, callback=callback)
+    for each in (model, callback._model):
+        counted = [float(part.count) for part in zoo._statistics(each)]
+        assert counted
+        assert all(count >= 35 for count in counted)
+    assert callback._model.num_timesteps >= 35

@@ -411,7 +411,8 @@ class BRO(SMR):
     def _reset(self) -> None:
         """In place: what holds on to a parameter, such as a compiled update, must go on seeing it."""
         fresh = self.policy_class(self.observation_space, self.action_space, self.lr_schedule, **self.policy_kwargs)
-        self.policy.load_state_dict(fresh.state_dict())
+        policy = getattr(self.policy, "_orig_mod", self.policy)  # within what torch.compile makes of it
+        policy.load_state_dict(fresh.state_dict())
         if self.log_ent_coef is not None:
             self.log_ent_coef.fill_(self._initial_log_ent_coef)
         for optimizer in (*self._optimizers(), self.adjustment_optimizer):

@@ -23,7 +23,7 @@ from stable_baselines3.sac.policies import Actor
 from torch import nn
 
 from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, Residual, common_width, orthogonal_linear, squeeze
-from sb3_cir.policies import CIRActor, ForImages, SavesSharing, SequentialCritic, check_activation, check_n_critics
+from sb3_cir.policies import CIRActor, ForImages, SavesSharing, SequentialCritic, check_activation, check_n_critics, is_number
 from sb3_cir.smr import SMR
 
 TensorOrDict = th.Tensor | TensorDict
@@ -349,24 +349,25 @@ def episode_steps(env: VecEnv) -> float:
         of this package's environments, where it stands inside :class:`~sb3_cir.envs.ActionRepeat`.
     """
     # Of TimeLimit. The whole spec may be one that cannot be sent from another process, which then ends.
-    limit = _first_attribute(env, "_max_episode_steps")
+    limit = _first_count(env, "_max_episode_steps")
     if limit is None:
         return 500
-    return float(limit / (_first_attribute(env, "repeat") or 1))
+    return limit / (_first_count(env, "repeat") or 1)
 
 
-def _first_attribute(env: VecEnv, name: str) -> Any:
+def _first_count(env: VecEnv, name: str) -> float | None:
     """
     :param env: Environments
-    :param name: An attribute
-    :return: That of the first environment, None where there is none. Adapters of simulators that are no list of environments
-        may take no index, have no attributes or raise errors of their own.
+    :param name: An attribute that is a number of at least 1
+    :return: That of the first environment, None where there is none or where it is something else. Adapters of simulators that
+        are no list of environments may take no index, have no attributes or raise errors of their own.
     """
     try:
         # A process of SB3's SubprocVecEnv that is asked for an attribute that it lacks ends.
-        return env.get_attr(name)[0] if env.has_attr(name) else None
+        value: Any = env.get_attr(name)[0] if env.has_attr(name) else None
     except Exception:
         return None
+    return float(value) if is_number(value) and value >= 1 else None
 
 
 class HorizonDefaults(SAC):

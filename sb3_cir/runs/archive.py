@@ -36,6 +36,8 @@ VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
 
 # What a model does without: made anew when it is set up, or by the next learn(), which then starts with a reset.
 DISPENSABLE = {"lr_schedule", "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer"}
+# Those of batch normalisation, which SB3's models hold by name too, on their own device.
+STATISTICS = {"batch_norm_stats", "batch_norm_stats_target"}
 SPACES = ("observation_space", "action_space")
 
 
@@ -108,7 +110,7 @@ def save(model: OffPolicyAlgorithm, path: File, exclude: set[str]) -> None:
     :param exclude: Attributes that are left out
     """
     torch_names = {name.split(".")[0] for names in model._get_torch_save_params() for name in names}
-    attributes = {name: value for name, value in vars(model).items() if name not in exclude | torch_names}
+    attributes = {name: value for name, value in vars(model).items() if name not in exclude | torch_names | STATISTICS}
     manifest = Model(**checkpoint.describe_model(model))
     members = {
         PICKLES: data_to_json(attributes),
@@ -338,10 +340,13 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     env = None if options.env is None else kind._wrap_env(options.env, attributes.get("verbose", 0))
     _check_spaces(content, attributes, env)
     with arguments.constructing(kind, content.what):
-        model, fixed = arguments.construct(kind, given, env=env, device=options.device)
+        passed = {name: value for name, value in given.items() if name not in read}
+        model, fixed = arguments.construct_loaded(kind, read, passed, env=env, device=options.device)
         # As with SB3 a file has the last word. Only where it is not trusted, an argument that the class gives itself stays.
         kept = [] if options.trusted else [name for name in fixed if name in read]
-        left_out = {*content.counters, *(named[name] for name in kept)}
+        # What was asked for stays what the constructor has made of it.
+        made = [named[name] for name in passed if name not in fixed]
+        left_out = {*content.counters, *(named[name] for name in kept), *(key for key in made if key in vars(model))}
         # SB3's own checks, or none: what is of a wrong kind fails somewhere in here.
         vars(model).update({name: value for name, value in attributes.items() if name not in left_out})
         model.n_envs = content.n_envs if env is None else env.num_envs

@@ -83,17 +83,27 @@ def takes(kind: type, name: str) -> bool:
     return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
 
 
+def of_others(kind: type) -> set[str]:
+    """
+    :param kind: A class of algorithms
+    :return: The arguments that a class of somebody's own takes by name. What it keeps under a name need not be what it took.
+    """
+    inits = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each) and not _is_known(each)]
+    return {name for init in inits for name in inspect.signature(init).parameters} - NOT_KEPT
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("builtins", "abc", "sb3_cir", "stable_baselines3", "sb3_contrib")
+
+
 def _declared(kind: type) -> dict[str, tuple[Any, Any]]:
-    """:return: What each argument is declared to be, and its default"""
-    found: dict[str, tuple[Any, Any]] = {}
+    """:return: What each argument is declared to be, and its default; nothing for a class of somebody's own"""
+    found: dict[str, tuple[Any, Any]] = dict.fromkeys(of_others(kind), (Any, None))
     for each in kind.__mro__:
         init = vars(each).get("__init__")
-        if init is None or each is OffPolicyAlgorithm:
+        if init is None or each is OffPolicyAlgorithm or not _is_known(each):
             continue
-        try:
-            hints = typing.get_type_hints(init, localns={"VecEnv": VecEnv})  # SB3 knows it while it is type-checked alone
-        except (NameError, TypeError):  # of somebody's own, for type checkers alone
-            continue
+        hints = typing.get_type_hints(init, localns={"VecEnv": VecEnv})  # SB3 knows it while it is type-checked alone
         for name, parameter in inspect.signature(init).parameters.items():
             if name in hints:
                 found.setdefault(name, (hints[name], parameter.default))
@@ -200,6 +210,29 @@ def check_noise(noise: ActionNoise | None, shape: tuple[int, ...], what: str) ->
         array = np.zeros(()) if value is None else np.asarray(value)
         if array.dtype.kind not in "biuf" or array.shape not in ((), (1,), shape) or not np.isfinite(array).all():
             raise DamagedError(f"{what}: action_noise has a {name} of {short(value)}, {shape} finite numbers were expected.")
+
+
+def construct_loaded(
+    kind: type[Any], read: Mapping[str, Any], asked: Mapping[str, Any], **given: Any
+) -> tuple[Any, list[str]]:
+    """
+    As :func:`construct`. Where that fails, what a class of somebody's own takes by name is not passed, as SB3 passes nothing:
+    the class may keep something else under an argument's name, which the caller puts there.
+
+    :param kind: The class that is to be made
+    :param read: Its constructor's arguments from a file
+    :param asked: Those that were asked for
+    :param given: Others
+    :return: As :func:`construct`
+    """
+    try:
+        return construct(kind, {**read, **asked}, **given)
+    except Exception:
+        left = {name: value for name, value in read.items() if name not in of_others(kind)}
+        if len(left) < len(read):
+            with contextlib.suppress(Exception):
+                return construct(kind, {**left, **asked}, **given)
+        raise
 
 
 def construct(kind: type[Any], read: Mapping[str, Any], **given: Any) -> tuple[Any, list[str]]:

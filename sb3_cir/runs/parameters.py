@@ -10,6 +10,7 @@ import copy
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
+from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,8 @@ LARGEST_COUNT = 4096
 NOT_LEARNED = {"ent_coef_tensor"}
 # What wrappers put into the names of weights. No module but torch.compile's has a part of the first name.
 COMPILED, PARALLEL = "_orig_mod.", "module."
+
+NUMPYS = (th.float16, th.float32, th.float64)
 
 Value = TypeVar("Value")
 
@@ -64,10 +67,14 @@ def _variables(model: BaseAlgorithm) -> dict[str, th.Tensor]:
 def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
     """
     :param model: A model
-    :return: All that it has learned: ``<module>/<parameter>``, ``<optimiser>/<index of the parameter>/<name>`` and
-        ``variables/<name>``
+    :return: All that it has learned: ``<module>/<parameter>``, ``<optimiser>/<index of the parameter>/<name>``,
+        ``<optimiser>/group <index>/<name>`` and ``variables/<name>``. What modules give by ``get_extra_state()`` is not among
+        it, with a warning.
     """
-    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model))}
+    extra = [f"{name}/{key}" for name, module in modules(model).items() for key in module.state_dict() if _is_extra(key)]
+    if extra:
+        warnings.warn(f"{', '.join(extra)}: what get_extra_state() gives is not saved.", stacklevel=2)
+    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model), *_group_counts(model))}
 
 
 def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
@@ -124,8 +131,29 @@ def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
         f"{name}/{key.replace(COMPILED, '')}": value
         for name, module in modules(model).items()
         for key, value in module.state_dict().items()
+        if not _is_extra(key)
     }
     return tensors | {f"{VARIABLES}/{name}": value.detach() for name, value in _variables(model).items()}
+
+
+def _is_extra(key: str) -> bool:
+    """Whether a module's ``get_extra_state()`` gave it, which may be anything, and no tensor of the module's own."""
+    return key.rpartition(".")[2] == "_extra_state"
+
+
+def _group_counts(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
+    """What optimisers such as Prodigy or a schedule-free Adam count for a whole group of parameters: other than at first."""
+    for name, optimizer in optimizers(model).items():
+        for index, group in enumerate(optimizer.param_groups):
+            for key, value in _counts(optimizer, group).items():
+                if value != optimizer.defaults.get(key):
+                    yield f"{name}/group {index}/{key}", value
+
+
+def _counts(optimizer: th.optim.Optimizer, group: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a group of parameters that are none of the optimiser's arguments: it has them for itself."""
+    asked = {name for each in type(optimizer).__mro__ if "__init__" in vars(each) for name in signature(each).parameters}
+    return {key: value for key, value in group.items() if key not in asked and isinstance(value, (int, float))}
 
 
 def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
@@ -182,7 +210,12 @@ def to_array(value: Any) -> np.ndarray:
     :param value: A tensor, or a number that an optimiser keeps
     :return: The same as an array
     """
-    return value.detach().cpu().numpy() if isinstance(value, th.Tensor) else np.array(value, np.float64)
+    if not isinstance(value, th.Tensor):
+        return np.array(value, np.float64)
+    value = value.detach().cpu()
+    # NumPy has no bfloat16 and no float8. float32 holds each of their values.
+    array: np.ndarray = (value.float() if value.is_floating_point() and value.dtype not in NUMPYS else value).numpy()
+    return array
 
 
 def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) -> None:
@@ -197,7 +230,8 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
     expected = {name: (value.shape, value.dtype) for name, value in own.items()}
     arrays = unwrapped(arrays, expected, what)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    allowed = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
+    moments = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
+    allowed = moments | dict.fromkeys(_group_names(model), ((), np.dtype(np.float64)))
     learned = any(name.startswith(f"{VARIABLES}/log_ent_coef") for name in arrays)
     if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
         kind = "learned" if learned else "fixed"
@@ -213,10 +247,10 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
         # A mask, such as attention's, has its infinities from the start.
         if finite and array.dtype.kind == "f" and (bad := ~np.isfinite(array) & (array != own.get(name))).any():
             raise ValueError(f"{what}: {name} has {array[bad][0]} in it.")
-        if name in allowed and name.rpartition("/")[2] in SQUARES and (array < 0).any():
+        if name in moments and name.rpartition("/")[2] in SQUARES and (array < 0).any():
             raise ValueError(f"{what}: {name} has {array.min()} in it, which is never below zero.")
-    for name in {name.rpartition("/")[0] for name in allowed if name in arrays}:
-        missing = [each for each in allowed if each.rpartition("/")[0] == name and each not in arrays]
+    for name in {name.rpartition("/")[0] for name in moments if name in arrays}:
+        missing = [each for each in moments if each.rpartition("/")[0] == name and each not in arrays]
         if missing:
             raise ValueError(f"{what}: {missing[0]} is missing.")
 
@@ -304,7 +338,8 @@ def rehearse(model: Any, arrays: Arrays, what: str) -> None:
             policy = model.policy_class(model.observation_space, model.action_space, lambda _: 1e-3, **kwargs)
     except Exception:
         return  # One that looks at its own numbers cannot be built so. What else fails will fail again.
-    shapes = {f"policy/{name}": tuple(value.shape) for name, value in policy.state_dict().items()}
+    state = {name: value for name, value in policy.state_dict().items() if not _is_extra(name)}
+    shapes = {f"policy/{name}": tuple(value.shape) for name, value in state.items()}
     theirs = {name: array.shape for name, array in unwrapped(arrays, shapes).items() if name.startswith("policy/")}
     for name in dict.fromkeys([*shapes, *sorted(theirs)]):
         there, here = theirs.get(name, "nothing"), shapes.get(name, "nothing")
@@ -333,6 +368,9 @@ def put(model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]]) 
             tensor.copy_(th.from_numpy(arrays[name]))
         for name, optimizer in optimizers(model).items():
             _put_moments(name, optimizer, arrays)
+            for index, group in enumerate(optimizer.param_groups):
+                counts = {key: f"{name}/group {index}/{key}" for key in _counts(optimizer, group)}
+                group.update({key: type(group[key])(arrays[each]) for key, each in counts.items() if each in arrays})
             for group, rate in zip(optimizer.param_groups, rates.get(name, []), strict=False):
                 if isinstance(group["lr"], th.Tensor):
                     group["lr"].fill_(rate)
@@ -362,6 +400,15 @@ def _expected_moments(model: BaseAlgorithm) -> dict[str, np.ndarray]:
         for key, value in state.items()
         if value is not None
     }
+
+
+def _group_names(model: BaseAlgorithm) -> list[str]:
+    return [
+        f"{name}/group {index}/{key}"
+        for name, optimizer in optimizers(model).items()
+        for index, group in enumerate(optimizer.param_groups)
+        for key in _counts(optimizer, group)
+    ]
 
 
 def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:

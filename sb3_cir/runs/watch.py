@@ -39,7 +39,32 @@ class BadDataError(ValueError):
 
 
 class FailedEnvError(RuntimeError):
-    """An environment raised, or its process is gone."""
+    """
+    An environment raised, or its process is gone. What an environment raised is caught as its own error too: ``except
+    AssertionError`` catches a failed assertion of its, as RL Zoo's search for hyperparameters does.
+    """
+
+    def __str__(self) -> str:  # in words of ours, whatever the environment's own error makes of them
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[type[Exception], tuple[Any, ...]]:
+        return FailedEnvError, self.args  # a class made of two can be sent nowhere
+
+
+def _raised(error: Exception, message: str) -> FailedEnvError:
+    """
+    :param error: What an environment raised
+    :param message: What is said of it
+    :return: An error of both kinds, if there can be one
+    """
+    if isinstance(error, (StopIteration, StopAsyncIteration, FailedEnvError)):  # which are no errors to Python
+        return FailedEnvError(message)
+    try:
+        failed: FailedEnvError = type("FailedEnvError", (FailedEnvError, type(error)), {"__module__": __name__})(message)
+        vars(failed).update(vars(error))
+    except Exception:  # classes that do not go together, or one that asks for more than a message
+        return FailedEnvError(message)
+    return failed
 
 
 @contextlib.contextmanager
@@ -348,11 +373,10 @@ class _InnermostWatcher(_Watcher):
             except BadDataError as bad:
                 raise bad from error
             ended = self.ended_worker(error)
-            if ended is None:
-                what = f"{type(error).__name__} raised by {self.place(self.whose_turn(name))} ({error})"
-            else:
-                what = f"The process of {self.place(ended[0])} is gone ({ended[1]})"
-            raise FailedEnvError(f"{what}: {_UNTOUCHED}") from error
+            if ended is not None:
+                raise FailedEnvError(f"The process of {self.place(ended[0])} is gone ({ended[1]}): {_UNTOUCHED}") from error
+            what = f"{type(error).__name__} raised by {self.place(self.whose_turn(name))} ({error})"
+            raise _raised(error, f"{what}: {_UNTOUCHED}") from error
 
     def check_batch(self, obs: Any) -> None:
         if not isinstance(self.env, DummyVecEnv):  # which has put it into arrays of its own
