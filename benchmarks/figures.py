@@ -16,8 +16,9 @@ from benchmarks import log, tables
 from benchmarks.scores import MEASURED, PAPER, Entry, Scores, iqm_over_steps, with_interval
 from benchmarks.suites import AGGREGATES, Suite
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart, and four more for long lists.
+# Okabe and Ito's colours, which people with any colour vision can tell apart, and four more, which not all people can.
 PALETTE = ["#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#8C564B", "#B2A100"]
+MARKERS = ["", "o", "s", "^", "D", "v", "P", "X"]
 # Runs, below which a figure shows each
 FEW = 5
 # These have the same colour in every report.
@@ -46,15 +47,18 @@ def styled(**more: Any) -> mpl.rc_context:
 class Look:
     """
     How lines look, in all figures of a report. A method has one colour; measured lines are solid, other logs' are dashed.
+    Where there are more methods than colours that can be told apart, colours come again with markers on their lines.
 
     :param entries: All that the report shows, printed figures of the paper's among them
     """
 
     def __init__(self, entries: list[Entry]):
-        others = [method for method in dict.fromkeys(entry.method for entry in entries) if method not in FIRST]
-        more = mpl.colormaps["turbo"](np.linspace(0.05, 0.95, max(1, len(others))))
-        left = PALETTE[len(FIRST) :] if len(others) <= len(PALETTE) - len(FIRST) else [mpl.colors.to_hex(rgb) for rgb in more]
-        self.colours = dict(zip([*FIRST, *others], [*PALETTE[: len(FIRST)], *left], strict=False))
+        methods = list(dict.fromkeys(entry.method for entry in entries))
+        own = {method: colour for method, colour in zip(FIRST, PALETTE, strict=False) if method in methods}
+        free = [colour for colour in PALETTE if colour not in own.values()] or PALETTE
+        others = [method for method in methods if method not in own]
+        self.colours = own | {method: free[number % len(free)] for number, method in enumerate(others)}
+        self.markers = {method: MARKERS[number // len(free) % len(MARKERS)] for number, method in enumerate(others)}
         self.all_from_logs = all(entry.source != MEASURED for entry in entries)
 
     def line(self, entry: Entry) -> dict:
@@ -63,7 +67,9 @@ class Look:
         :return: Arguments for ``plot``
         """
         solid = entry.source == MEASURED or self.all_from_logs
-        return {"color": self.colours[entry.method], "ls": "-" if solid else (0, (4, 2)), "lw": 1.6 if solid else 1.1}
+        marker = self.markers.get(entry.method, "")
+        spots = {"marker": marker, "ms": 4, "markevery": 0.15} if marker else {}
+        return {"color": self.colours[entry.method], "ls": "-" if solid else (0, (4, 2)), "lw": 1.6 if solid else 1.1} | spots
 
 
 def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -> Figure | None:
@@ -91,8 +97,7 @@ def learning_curves(scores: list[Scores], suite: Suite, reps: int, look: Look) -
     for each in scores:
         for task, curve, ends in zip(each.tasks, each.curves, each.ends, strict=True):
             unit = task.env_steps / 1000
-            shown = _without_placeholder(curve)
-            shown = shown.set_axis(shown.index * unit)
+            shown = curve.set_axis(curve.index * unit)
             _learning_curve(panels[task], each.entry, shown, ends * unit, reps, look)
     figure.supxlabel("thousand simulator steps", fontsize=9)
     figure.supylabel("return" if suite.plain else "normalised return", fontsize=9)
@@ -106,7 +111,7 @@ def _learning_curve(axes: Axes, entry: Entry, curve: pd.DataFrame, ends: pd.Seri
     of_all = curve[: ends.min()]
     runs = of_all.to_numpy().T[:, None]
     mean, low, high = with_interval(lambda scores: scores.mean(axis=(0, 1)), runs, reps=reps)
-    axes.plot(of_all.index, mean, label=entry.name, **look.line(entry), **_mark(of_all.index))
+    axes.plot(of_all.index, mean, label=entry.name, **look.line(entry) | _mark(of_all.index))
     if 1 < len(runs) < FEW:
         for seed in curve:
             axes.plot(curve[seed][: ends[seed]], color=colour, lw=0.6, alpha=0.6)
@@ -114,12 +119,6 @@ def _learning_curve(axes: Axes, entry: Entry, curve: pd.DataFrame, ends: pd.Seri
         axes.errorbar(of_all.index, mean, (mean - low, high - mean), color=colour, lw=1, capsize=3)
     elif len(runs) > 1:
         axes.fill_between(of_all.index, low, high, color=colour, alpha=0.15, lw=0)
-
-
-def _without_placeholder(curve: pd.DataFrame) -> pd.DataFrame:
-    """Some logs begin with a return of exactly 0 in all runs, where nothing was evaluated."""
-    is_placeholder = len(curve) > 1 and curve.index[0] == 0 and bool((curve.iloc[0] == 0).all())
-    return curve.iloc[1:] if is_placeholder else curve
 
 
 def _mark(x: Sized) -> dict:
@@ -189,7 +188,7 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
         if not len(steps):
             continue
         value, low, high = with_interval(iqm_over_steps, curves, reps=reps)
-        axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry), **_mark(steps))
+        axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry) | _mark(steps))
         if each.runs > 1:
             axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
@@ -345,7 +344,7 @@ def scaling_curves(scores: list[Scores], suite: Suite, look: Look) -> Figure | N
     left, right = figure.subplots(1, 2, sharey=True)
     for entry in table.entry.unique():
         part = table[table.entry == entry]
-        left.plot(part.k * base, part.value, label=entry.name, marker="o", ms=3, **look.line(entry))
+        left.plot(part.k * base, part.value, label=entry.name, **{"marker": "o", "ms": 3} | look.line(entry))
         left.fill_between(
             part.k * base,
             part.value - part["std"],

@@ -24,6 +24,7 @@ RL Zoo's folders are read too: each ``evaluations.npz`` in them.
 
 import csv
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterable
@@ -213,7 +214,11 @@ def _go_together(first: pd.DataFrame, other: pd.DataFrame) -> bool:
 def _logs_in(folder: Path, notes: list[str]) -> list[Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"There is no file or folder {str(folder)!r}.")
-    tables = [file for file in folder.rglob("*.csv") if not _hidden(file.relative_to(folder))]
+    named = [file for file in folder.rglob("*.csv") if not _hidden(file.relative_to(folder))]
+    tables = [file for file in named if file.is_file() and os.access(file, os.R_OK)]
+    if len(tables) < len(named):
+        lost = next(file for file in named if file not in tables)
+        notes.append(f"{len(named) - len(tables)} .csv files in {folder} cannot be read, e.g. {lost.relative_to(folder)}.")
     files = [file for file in tables if _is_log(file)]
     # A job of the grid has both; its rows.csv says more.
     homes = {file.parent for file in files if file.name == "rows.csv"}

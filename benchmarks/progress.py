@@ -1,5 +1,6 @@
 """All jobs of a grid at a glance: a live table on a terminal, plain lines elsewhere."""
 
+import contextlib
 import json
 import time
 from types import TracebackType
@@ -74,8 +75,12 @@ class View:
 
     def _running(self) -> list[tuple[Job, dict[str, float]]]:
         waiting = [job for job in self.jobs if job not in self.finished and job not in self.failed]
-        files = [(job, job.folder / "progress.json") for job in waiting]
-        return [(job, json.loads(file.read_text())) for job, file in files if file.exists()]
+        running = []
+        for job in waiting:
+            # It comes and goes, and another machine may be replacing it on a shared disk.
+            with contextlib.suppress(OSError, ValueError):
+                running.append((job, json.loads((job.folder / "progress.json").read_text())))
+        return running
 
     def _counts(self, running: list[tuple[Job, dict[str, float]]]) -> str:
         done, failed = len(self.finished), len(self.failed)

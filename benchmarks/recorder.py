@@ -90,6 +90,8 @@ class Recorder(Timed):
         self._since, self._learns = (self.last_progress, self.num_timesteps), False
         self._first_updates = self.model._n_updates
         evaluation = next(each for each in self.locals["callback"].callbacks if isinstance(each, EvalCallback))
+        # Its own files would say nothing more, and a full disk would end the run there.
+        evaluation.log_path = evaluation.best_model_save_path = None
         evaluation.callback = ConvertCallback(lambda *_: self._after_evaluation(evaluation))
         evaluation.callback.init_callback(self.model)
         self._write_progress()

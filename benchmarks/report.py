@@ -34,8 +34,8 @@ p.note { color: #666 } nav li { display: inline-block; margin-right: 1.2rem } na
 # As many columns, beside the first, as a page has room for.
 _COLUMNS = 9
 _UNITS = (
-    "Steps are simulator steps throughout, as in the paper: on dm_control and HumanoidBench two for each step of the agent, "
-    "on ODRL one."
+    "Steps are simulator steps throughout, as in the paper: on dm_control and HumanoidBench two for each step of the agent "
+    "(FlashSAC: one), on ODRL one."
 )
 
 

@@ -98,10 +98,11 @@ def collect(rows: pd.DataFrame, suite: Suite, source: str, budget: float | Mappi
     :param suite: Whose tasks are wanted
     :param source: Where the log comes from
     :param budget: Evaluations after this fraction of the paper's steps are left out; one for all tasks, or by task
-    :return: One for each method in the log that has a run of one of the tasks
+    :return: One for each method in the log that has a run of one of the tasks. Step 0 is left out: what stands there is of an
+        agent that has learned nothing, or of none.
     """
     found = []
-    rows = within(rows[rows.metric == log.RETURN], suite, budget)
+    rows = within(rows[(rows.metric == log.RETURN) & (rows.env_step > 0)], suite, budget)
     for method, of_method in rows.groupby("exp_name", sort=False):
         suffix = {MEASURED: "", LOG: " (log)"}[source]
         entry = Entry(method, source, suite.methods.get(method, label(method)) + suffix)

@@ -7,6 +7,7 @@ figures are at its full steps: they stand on tasks where a run has reached those
 tasks.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pandas as pd
@@ -15,6 +16,9 @@ from benchmarks import log
 from benchmarks.scores import LOG, MEASURED, Scores, collect, ends
 from benchmarks.suites import Suite
 from sb3_cir.methods import label
+
+# Of the measured steps: what was evaluated before is not taken for the same.
+EARLY = 0.9
 
 
 @dataclass
@@ -55,6 +59,8 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
     chosen = replace(suite, tasks=tasks, printed=printed)
     others = collect(reference, chosen, LOG, limits)
     notes += _left_out(reference, chosen, others, "the steps that were measured" if own else whole)
+    if own:
+        notes += _early(others, limits)
     if len(tasks) < len(suite.tasks):
         notes.append(f"Nothing was measured on {len(suite.tasks) - len(tasks)} of the suite's {len(suite.tasks)} tasks.")
     if suite.published and len(printed) < len(tasks):
@@ -66,9 +72,37 @@ def select(measured: pd.DataFrame, reference: pd.DataFrame, suite: Suite, budget
         notes.append(
             f"Measured runs ended at different steps on {_some(uneven)}: --budget {shortest:.3g} cuts all to at most that."
         )
-    found = Selection(chosen, len(suite.tasks), [*own, *others], notes=notes)
+    found = Selection(chosen, len(suite.tasks), _told_apart([*own, *others]), notes=notes)
     found.aggregated = _aggregated(found, own)
     return found
+
+
+def _told_apart(scores: list[Scores]) -> list[Scores]:
+    """Two methods may have one label, ours and somebody's own. Then their names in the logs stand beside it."""
+    names = [each.entry.name for each in scores]
+    for each in scores:
+        if names.count(each.entry.name) > 1:
+            each.entry = replace(each.entry, name=f"{each.entry.name} [{each.entry.method}]")
+    return scores
+
+
+def _early(scores: list[Scores], limits: Mapping[str, float]) -> list[str]:
+    """A sentence for each log whose last evaluation lies well before the steps that its numbers stand beside."""
+    notes = []
+    for each in scores:
+        early = [
+            (task, float(ends.max()))
+            for task, ends in zip(each.tasks, each.ends, strict=True)
+            if ends.max() < EARLY * limits[task.name]
+        ]
+        if early:
+            task, end = early[0]
+            notes.append(
+                f"{each.entry.name}: on {_some([task.name for task, _ in early])} its last evaluation lies before the steps "
+                f"that were measured: on {task.name} at {end * task.env_steps:,.0f} of "
+                f"{limits[task.name] * task.env_steps:,.0f}."
+            )
+    return notes
 
 
 def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:

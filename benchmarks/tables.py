@@ -162,7 +162,8 @@ def costs(rows: pd.DataFrame, suite: Suite) -> pd.DataFrame:
 
 def percent_of_cir(scores: list[Scores], suite: Suite, reps: int) -> pd.DataFrame:
     """
-    The paper's "% CIR performance": 100 times a variant's mean return over CIR's on the same tasks.
+    The paper's "% CIR performance": 100 times a variant's mean return over CIR's on the same tasks. A variant that lacks one
+    of a group's tasks is not in that group: beside the others it would stand for other tasks.
 
     :param scores: Of each method
     :param suite: Their suite
@@ -189,9 +190,9 @@ def _percent_measured(scores: list[Scores], group: str, tasks: list[Task], reps:
     if cir is None:
         return []
     rows = []
+    common = [task for task in tasks if task in cir.tasks]
     for each in variants:
-        common = [task for task in tasks if task in each.tasks and task in cir.tasks]
-        if common:
+        if common and set(common) <= set(each.tasks):
             own, base = (one.on(common).final for one in (each, cir))
             numbers = with_interval(lambda x, y: 100 * x.mean() / y.mean(), own, base, reps=reps)
             value, low, high = (float(number[0]) for number in numbers)

@@ -433,7 +433,49 @@ def test_a_method_has_one_colour(returns):
         figures.Look([*entries, *(scores.Entry(f"m{n}", scores.LOG, "") for n in range(30))]),
     )
     assert few.colours["sac"] == many.colours["sac"]
-    assert len(set(many.colours.values())) == len(many.colours)
+    lines = [many.line(scores.Entry(method, scores.LOG, "")) for method in many.colours]
+    looks = {(line["color"], line.get("marker")) for line in lines}
+    assert len(looks) == len(many.colours)
+    assert sum(line["color"] == many.colours["cir"] for line in lines) == 1
+
+
+def test_step_0_stands_beside_nothing(tmp_path, returns):
+    """Some logs have the untrained agent there, some a 0 where nothing was evaluated."""
+    write_log(tmp_path / "cir.csv", returns, steps=(0, 50_000))
+    write_log(tmp_path / "simba.csv", returns, steps=(0, 100_000), method="simba")
+    write_log(tmp_path / "sac.csv", returns, steps=(40_000, 100_000), method="sac")
+    measured, reference = log.read([tmp_path / "cir.csv"]), log.read([tmp_path / "simba.csv", tmp_path / "sac.csv"])
+    found = selection.select(measured, reference, HARD, 1.0)
+    assert [each.entry.name for each in found.scores] == ["CIR", "SAC (log)"]
+    notes = " ".join(found.notes)
+    assert "SimBa is left out: it has no evaluation up to the steps that were measured" in notes
+    assert "its last evaluation lies before the steps that were measured: on dog-run at 40,000 of 50,000." in notes
+
+
+def test_two_methods_of_one_label_are_two_columns(tmp_path):
+    ablation = suite("ablation")
+    write_log(tmp_path / "cir.csv", [[300] * 14], chosen=ablation, method="cir:utd")
+    write_log(tmp_path / "own.csv", [[777] * 14], chosen=ablation, method="UTD")
+    table = tables.per_task(select(tmp_path, ablation).scores, ablation)
+    assert {"UTD [cir:utd]", "UTD [UTD]"} <= set(table.columns)
+
+
+def test_percent_of_cir_leaves_out_what_lacks_tasks(tmp_path):
+    ablation = suite("ablation")
+    write_log(tmp_path / "cir.csv", [[400] * 14], chosen=ablation)
+    write_log(tmp_path / "cdq.csv", [[200] * 14], chosen=ablation, method="cir:cdq")
+    write_log(tmp_path / "ln.csv", [[100]], chosen=ablation, method="cir:no_ln")
+    table = tables.percent_of_cir(select(tmp_path, ablation).scores, ablation, reps=5)
+    assert set(table[table.source == "measured"].method) == {"cir:cdq"}
+
+
+def test_what_cannot_be_read_in_a_folder_is_left_out(tmp_path, returns):
+    write_log(tmp_path / "cir.csv", returns)
+    (tmp_path / "latest.csv").symlink_to(tmp_path / "gone")
+    (tmp_path / "folder.csv").mkdir()
+    found = log.load([tmp_path])
+    assert len(found.rows) == 42
+    assert any("2 .csv files" in note and "cannot be read" in note for note in found.notes)
 
 
 def test_the_legend_has_methods_of_all_panels(tmp_path, returns):

@@ -214,14 +214,14 @@ class Killed(BaseCallback):
         return True
 
 
-def learn(folder, *callbacks, resumed=False):
+def learn(folder, *callbacks, resumed=False, **kwargs):
     env, eval_env = make_vec_env("Pendulum-v1", seed=0), make_vec_env("Pendulum-v1", seed=0)
     each = Recorder(str(folder), "sac", "pendulum", 2, 80)
     saver = Checkpoint(40, folder / ".checkpoints", restart_episodes=True)
     arguments = {"learning_starts": 10, "batch_size": 8, "buffer_size": 80, "policy_kwargs": {"net_arch": [8, 8]}, "seed": 3}
     kind = resumable(SAC)
     model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
-    evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0)
+    evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0, **kwargs)
     return model.learn(80, callback=[each, *callbacks, saver, evaluation])
 
 
@@ -240,6 +240,14 @@ def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
         learn(tmp_path)
     assert {"progress.json", "rows.csv"} <= set(full[:3])
     assert values(tmp_path).env_step.max() == 160
+
+
+def test_a_full_disk_does_not_end_an_evaluation(tmp_path, monkeypatch):
+    """SB3's own callback would write its results, and the best agent, before the rows are."""
+    monkeypatch.setattr("numpy.savez", lambda *_, **__: (_ for _ in ()).throw(OSError("no space left")))
+    learn(tmp_path, log_path=str(tmp_path), best_model_save_path=str(tmp_path))
+    assert values(tmp_path).env_step.max() == 160
+    assert not list(tmp_path.glob("best_model*"))
 
 
 def test_the_last_rows_must_be_written(tmp_path, monkeypatch):

@@ -52,6 +52,9 @@ def test_the_measured_variance_is_that_of_sampled_transitions(rng):
 def test_convergence(rng):
     found = theory.convergence(rng, runs=16, steps=4000).numbers
     assert found["left"] < 0.4
+    early = theory.convergence(rng, runs=2, steps=5)
+    assert not early.numbers["holds"]
+    assert early.verdict.startswith("FAILS")
     assert found["to_limit"] < found["missed"]
     assert found["missed"] > 0.49  # the ball ends half way
 
@@ -65,7 +68,11 @@ def test_regularised(rng):
 
 def test_convex_q(rng):
     found = theory.convex_q(rng, seeds=3, steps=8000).numbers
+    assert found["holds"]
     assert max(found["worst"], found["zero"]) < 0.15 < found["first"]
+    early = theory.convex_q(rng, seeds=1, steps=3)
+    assert not early.numbers["holds"]
+    assert early.verdict.startswith("FAILS")
 
 
 def test_one_figure_and_one_line_each(tmp_path, capsys, monkeypatch):
