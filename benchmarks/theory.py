@@ -203,10 +203,10 @@ def linear_independence(rng: np.random.Generator, size: int = 12, matrices: int 
     singular = float(abs(np.linalg.det(np.tanh(example))))
     lost = c[np.argmax(ranks["positive features"].mean(axis=1) < size)]
     verdict = (
-        f"{'holds' if kept.all() else 'FAILS'} for each Φ below its own c (kept for {kept.sum()} of {matrices} with c² < 3σ_min(Φ)/‖Φ∘³‖, at worst "
-        f"c = {safe.min():.2g}), not for one c fixed before: W = I turns the independent [[1, 0.8], [{x:.3f}, 1]] "
-        f"(det {np.linalg.det(example):.3f}) into dependent rows (det {singular:.0e}); positive features lose rank from "
-        f"c = {lost:.2g} on."
+        f"{'holds' if kept.all() else 'FAILS'} for each Φ below its own c (kept for {kept.sum()} of {matrices} with c² < "
+        f"3σ_min(Φ)/‖Φ∘³‖, at worst c = {safe.min():.2g}), not for one c fixed before: W = I turns the independent "
+        f"[[1, 0.8], [{x:.3f}, 1]] (det {np.linalg.det(example):.3f}) into dependent rows (det {singular:.0e}); positive "
+        f"features lose rank from c = {lost:.2g} on."
     )
     numbers = {"kept": float(kept.mean()), "singular": singular, "independent": float(np.linalg.det(example))}
     return Finding("theorem1", "Theorem 1, linear independence", verdict, figure, numbers)

@@ -20,7 +20,7 @@ An episode of T steps has
 import copy
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -65,13 +65,16 @@ class Episode:
         return len(np.atleast_1d(self.columns["rewards"]))
 
 
-def fill(model: OffPolicyAlgorithm, source: Any) -> int:
+def fill(model: OffPolicyAlgorithm, source: Any, part: str | None = None) -> int:
     """
     Add recorded transitions to a model's replay buffer: to its ``offline`` part if it has one. Where it has a column for each
-    of several environments, episodes are dealt to them, and what would stand in one column alone is left out.
+    of several environments, episodes are dealt to them, and what would stand in one column alone is left out, with a warning.
+
+    A model that was resumed has the recorded transitions already, of which a warning reminds.
 
     :param model: A model; its ``learning_starts`` counts its own steps alone.
     :param source: A folder of ``.npz`` episodes; or the id of a Minari dataset on this machine, its folder, or the dataset
+    :param part: Of a replay buffer of two domains, "source" or "target": which of them was recorded
     :return: How many transitions were added. All are checked before the first one is: nothing of a failed call stays.
     :raises ValueError: If spaces differ or actions are no Box, if an episode is damaged or has numbers that the buffer cannot
         hold, if there is no room, or if the buffer keeps what no episode has.
@@ -81,8 +84,13 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
     assert model.replay_buffer is not None
     if not isinstance(model.action_space, spaces.Box):
         raise ValueError(f"action_space is {model.action_space}: recorded episodes go into models with a Box of actions.")
-    parts = rows.parts(model.replay_buffer)
-    buffer = parts.get("offline", next(iter(parts.values())))
+    buffer = _part(rows.parts(model.replay_buffer), part)
+    if getattr(model, "_resumed", None) is not None:
+        warnings.warn(
+            "This model was resumed from a checkpoint, which has all transitions of its run, recorded ones too: what is added "
+            "now is in the replay buffer twice if it was added before.",
+            stacklevel=2,
+        )
     if isinstance(buffer, HerReplayBuffer) and buffer.copy_info_dict:
         raise ValueError(
             "copy_info_dict=True: recorded episodes have no infos, from which rewards of new goals could be made."
@@ -106,9 +114,25 @@ def fill(model: OffPolicyAlgorithm, source: Any) -> int:
             f"{short(str(source))} has {count * buffer.n_envs} transitions, and the replay buffer has room for "
             f"{room * buffer.n_envs}: pass a larger buffer_size."
         )
+    total = sum(len(episode) for episode in episodes)
+    if count * buffer.n_envs < total:
+        warnings.warn(
+            f"{count * buffer.n_envs} of {total} recorded transitions are added: the replay buffer has a column for each of "
+            f"{buffer.n_envs} environments, and no column may be longer. SymmetricReplayBuffer takes all.",
+            stacklevel=2,
+        )
     columns = [chain.from_iterable(_steps(episode, model) for episode in each) for each in dealt]
     _add(buffer, zip(*columns, strict=False))
     return count * buffer.n_envs
+
+
+def _part(parts: Mapping[str, ReplayBuffer], part: str | None) -> ReplayBuffer:
+    if part is None and "target" in parts:
+        raise ValueError("which of the two domains was recorded? Pass part='source' or part='target'.")
+    name = part or ("offline" if "offline" in parts else next(iter(parts)))
+    if name not in parts:
+        raise ValueError(f"part={part!r}: the model's replay buffer has {', '.join(map(repr, parts))}.")
+    return parts[name]
 
 
 def _is_folder(source: Any) -> bool:
@@ -279,7 +303,9 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
         early = np.flatnonzero(episode.columns[name][:-1])
         if len(early):
             raise ValueError(f"{what}: {name} are true at step {early[0]} of {length}, before the end of the episode.")
-    outside = (actions < low - 1e-4) | (actions > high + 1e-4)
+    # What rounding makes of the bounds. float32 has seven digits, also where there is no bound.
+    slack = 1e-4 * np.where(np.isfinite(low) & np.isfinite(high), (high - low) / 2, 1)
+    outside = (actions < low - slack) | (actions > high + slack)
     if outside.any():
         raise ValueError(
             f"{what}: actions have {actions[outside][0]} in them, the model's action_space is {model.action_space}."

@@ -30,6 +30,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ReplayBufferPair, cut_off
 from sb3_cir.policies import check_least
+from sb3_cir.runs.files import short
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 from sb3_cir.tasks import BY_ID
 
@@ -179,9 +180,12 @@ class OffDynamicsCallback(BaseCallback):
             self.target_steps, self._steps_owed, self.evaluations = 0, 0, []
         needs_spec = self.target is None or (self.source is None and self.eval_freq)
         # Not every spec can be sent from another process.
-        spec = self.training_env.get_attr("spec")[0] if needs_spec else None
+        known = needs_spec and self.training_env.has_attr("spec")
+        spec = self.training_env.get_attr("spec")[0] if known else None
         make_target = self._target_maker(spec)
-        target_env = self._make(make_target, model.seed)
+        # Not the first episodes of the run once more where it goes on.
+        seed = None if model.seed is None else (model.seed + model.num_timesteps) % 2**31
+        target_env = self._make(make_target, seed)
         buffer = model.replay_buffer.target
         with watch(target_env, model, buffer, domain="target domain"):
             self._last_obs: Any = target_env.reset()
@@ -226,7 +230,11 @@ class OffDynamicsCallback(BaseCallback):
         return _maker(spec)
 
     def _make(self, maker: EnvMaker, seed: int | None) -> VecEnv:
+        if not isinstance(maker, str) and not callable(maker):
+            raise ValueError(f"{short(maker)} is no domain: pass a Gymnasium id or a function that makes the environment.")
         env = self.model._wrap_env(gym.make(maker) if isinstance(maker, str) else maker(), verbose=0)
+        if env.num_envs != 1:
+            raise ValueError(f"{maker} makes {env.num_envs} environments: a domain has one here.")
         for space in ("observation_space", "action_space"):
             if getattr(env, space) != getattr(self.model, space):
                 raise ValueError(
@@ -266,7 +274,10 @@ class OffDynamicsCallback(BaseCallback):
         # A VecEnv has begun the next episode already.
         ended = infos[0].get("terminal_observation") if dones[0] else None
         next_obs: Any = new_obs if ended is None else _one_row(ended)
-        model.replay_buffer.target.add(self._last_obs, next_obs, buffer_action, rewards, dones, infos)
+        # SB3's buffer of Dicts changes the dicts that it is given.
+        obs: Any = dict(self._last_obs) if isinstance(self._last_obs, dict) else self._last_obs
+        next_obs = dict(next_obs) if isinstance(next_obs, dict) else next_obs
+        model.replay_buffer.target.add(obs, next_obs, buffer_action, rewards, dones, infos)
         self._last_obs = new_obs
         self.target_steps += 1
         self.logger.record("time/target_steps", self.target_steps, exclude="tensorboard")

@@ -119,6 +119,10 @@ def _convert_usual_params(sampled: Arguments) -> Arguments:
     params = dict(sampled)
     params["gamma"] = 1 - params.pop("one_minus_gamma")
     params["batch_size"] = 2 ** params.pop("batch_size_pow")
+    # What RL Zoo draws for hindsight stands beside the others in a study.
+    of_her = {name: params.pop(name) for name in ("n_sampled_goal", "goal_selection_strategy") if name in params}
+    if of_her:
+        params["replay_buffer_kwargs"] = params.get("replay_buffer_kwargs", {}) | of_her
     return params
 
 

@@ -12,10 +12,12 @@ from stable_baselines3 import DQN, SAC, HerReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 
-from sb3_cir import datasets
+from sb3_cir import CIR, datasets
 from sb3_cir.baselines import TD7
 from sb3_cir.baselines.lap import LAPReplayBuffer
 from sb3_cir.buffers import DeviceReplayBuffer, RecencyReplayBuffer, SymmetricReplayBuffer
+from sb3_cir.callbacks import Checkpoint
+from sb3_cir.off_dynamics import TwoDomainReplayBuffer
 from sb3_cir.runs import rows
 
 
@@ -69,7 +71,8 @@ def test_what_stands_in_the_buffer(tmp_path: Path) -> None:
 
 def test_several_environments(tmp_path: Path) -> None:
     model = small(make_vec_env("Pendulum-v1", n_envs=2, seed=0))
-    assert datasets.fill(model, folder(tmp_path / "episodes", episode(5, 1), episode(4, 2), episode(3, 3))) == 2 * 5
+    with pytest.warns(UserWarning, match="10 of 12 recorded transitions are added: .* 2 environments"):
+        assert datasets.fill(model, folder(tmp_path / "episodes", episode(5, 1), episode(4, 2), episode(3, 3))) == 2 * 5
     buffer = model.replay_buffer
     np.testing.assert_array_equal(buffer.observations[:5, 0], episode(5, 1)["observations"][:-1])
     np.testing.assert_array_equal(buffer.observations[:4, 1], episode(4, 2)["observations"][:-1])
@@ -107,6 +110,35 @@ def test_named_observations(tmp_path: Path) -> None:
     np.testing.assert_allclose(buffer.observations["position"][:4, 0], names["observations/position"][:-1], rtol=1e-6)
     np.testing.assert_allclose(buffer.next_observations["height"][:4, 0, 0], names["observations/height"][1:], rtol=1e-6)
     assert (buffer.actions[:4] == 0).all()
+
+
+def test_which_of_two_domains(tmp_path: Path) -> None:
+    model = small("Pendulum-v1", replay_buffer_class=TwoDomainReplayBuffer)
+    place = folder(tmp_path / "episodes", episode(5, 1))
+    with pytest.raises(ValueError, match="which of the two domains was recorded"):
+        datasets.fill(model, place)
+    with pytest.raises(ValueError, match="part='real': the model's replay buffer has 'source', 'target'"):
+        datasets.fill(model, place, part="real")
+    assert datasets.fill(model, place, part="target") == 5
+    assert (model.replay_buffer.source.size(), model.replay_buffer.target.size()) == (0, 5)
+
+
+def test_a_resumed_model_has_its_recordings(tmp_path: Path) -> None:
+    place = folder(tmp_path / "episodes", episode(5, 1))
+    model = small("Pendulum-v1")
+    datasets.fill(model, place)
+    model.learn(20, callback=Checkpoint(20, tmp_path / "run"))
+    resumed = CIR.resume(tmp_path / "run", "Pendulum-v1", device="cpu")
+    with pytest.warns(UserWarning, match="resumed from a checkpoint, which has all transitions"):
+        datasets.fill(resumed, place)
+
+
+def test_small_actions_are_held_to_their_bounds(tmp_path: Path) -> None:
+    env = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32(-1e-4), np.float32(1e-4))
+    recorded = episode(5, 1)
+    recorded["actions"] = np.full_like(recorded["actions"], 1.9e-4)
+    with pytest.raises(ValueError, match=r"actions have 0\.00019"):
+        datasets.fill(small(env), folder(tmp_path / "episodes", recorded))
 
 
 def bad(**changes: Any) -> dict[str, np.ndarray]:

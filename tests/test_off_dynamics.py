@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,6 +25,7 @@ from sb3_cir import CIR
 from sb3_cir.baselines.darc import DARC
 from sb3_cir.baselines.par import PAR
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC
+from sb3_cir.callbacks import Checkpoint
 from sb3_cir.envs.odrl import normalized_score
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
 from sb3_cir.runs.watch import FailedEnvError
@@ -170,6 +172,55 @@ def test_a_callback_begins_anew_with_another_model() -> None:
     assert model.replay_buffer.target.observations[0, 0, 2] == 0
     with pytest.raises(ValueError, match="action_space differs"):
         learn(steps=20, callback=callback, env_kwargs=dict(discrete=True), algorithm=DQN)
+
+
+def test_the_target_does_not_begin_the_same_episodes_again(tmp_path: Path) -> None:
+    """Where a run goes on in another call, or from a checkpoint, its target would be seen in its first states alone."""
+
+    def callback() -> OffDynamicsCallback:
+        return OffDynamicsCallback(target=functools.partial(Drift, TARGET), eval_freq=0)
+
+    model, _ = learn(CIR, steps=100, callback=[callback(), Checkpoint(100, tmp_path)])
+    first = model.replay_buffer.target.observations[0, 0, 1]
+    model.learn(100, callback=callback(), reset_num_timesteps=False)
+    resumed = CIR.resume(tmp_path, functools.partial(Drift, SOURCE)(), device="cpu")
+    resumed.learn(200, callback=callback())
+    for each in (model, resumed):
+        observations = each.replay_buffer.target.observations[:20, 0]
+        begins = observations[observations[:, 2] == 0, 1]
+        assert begins[0] == first
+        assert len(set(begins.tolist())) == len(begins) >= 3
+
+
+class Touches(Drift):
+    """Has an entry that SB3's buffer reshapes in place, before the others by its name."""
+
+    def __init__(self, domain: float):
+        super().__init__(domain)
+        self.observation_space = spaces.Dict(contact=spaces.Discrete(3), state=self.observation_space)
+
+    def observe(self):
+        return {"contact": 1, "state": super().observe()}
+
+
+def test_dicts_with_a_discrete_entry() -> None:
+    arguments = tiny(replay_buffer_class=TwoDomainReplayBuffer)
+    model = CIR("MultiInputPolicy", Touches(SOURCE), **arguments)
+    callback = OffDynamicsCallback(target=functools.partial(Touches, TARGET), target_freq=2, eval_freq=0)
+    model.learn(60, callback=callback)
+    assert model.replay_buffer.target.size() == 30
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Drift(TARGET), "is no domain: pass a Gymnasium id or a function that makes the environment"),
+        (lambda: make_vec_env(functools.partial(Drift, TARGET), n_envs=2), "makes 2 environments: a domain has one here"),
+    ],
+)
+def test_what_is_no_domain(target: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        learn(callback=OffDynamicsCallback(target=target, eval_freq=0))
 
 
 @pytest.mark.parametrize("algorithm", [SAC, CIR])

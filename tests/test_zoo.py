@@ -194,3 +194,7 @@ def test_search_space_and_converter_agree() -> None:
         sampled = HYPERPARAMS_SAMPLER["cir"](trial, 1, 1, {"using_her_replay_buffer": False, "her_kwargs": {}})
         assert HYPERPARAMS_CONVERTER["cir"](trial.params) == sampled
         CIR("MlpPolicy", "Pendulum-v1", buffer_size=1, **sampled)
+        trial = study.ask()
+        sampled = HYPERPARAMS_SAMPLER["cir"](trial, 1, 1, {"using_her_replay_buffer": True, "her_kwargs": {}})
+        assert set(sampled["replay_buffer_kwargs"]) == {"n_sampled_goal", "goal_selection_strategy"}
+        assert HYPERPARAMS_CONVERTER["cir"](trial.params) == sampled
