@@ -21,6 +21,7 @@ from sb3_cir.ablations import CRITICS
 from sb3_cir.baselines.categorical import CategoricalCritic, ScalesRewards, cross_entropy
 from sb3_cir.baselines.simba import ObservesWhileActing, RSNorm, SimBa, SimbaActor, SimbaCritic, SimbaPolicy, SimBaSMR
 from sb3_cir.buffers import RecencyReplayBuffer
+from sb3_cir.cir_simba import ShortensReturns
 from sb3_cir.networks import StackedLinear, UShape
 from sb3_cir.policies import CIRActor, CIRCritic
 from sb3_cir.smr import SMR
@@ -78,8 +79,16 @@ class PartsPolicy(SimbaPolicy):
         return UShape(n_stack, in_features, widths, self.avg_r_norm_coef)
 
 
-class PartsCIR(ObservesWhileActing, CIR):
-    """CIR on :class:`PartsPolicy`."""
+class PartsCIR(ShortensReturns, ObservesWhileActing, CIR):
+    """
+    CIR on :class:`PartsPolicy`.
+
+    :param long_return_updates: As of ``CIRSimBa``
+    """
+
+    def __init__(self, *args: Any, long_return_updates: int | None = None, **kwargs: Any):
+        self.long_return_updates = long_return_updates
+        super().__init__(*args, **kwargs)
 
 
 class PartsCategoricalCIR(ScalesRewards, PartsCIR):
@@ -201,6 +210,7 @@ ARMS: dict[str, Arm] = {
     "cir+temp+rsnorm+n5": _base(n_steps=5),
     "cir+temp+rsnorm+lr1e-4+simba_actor+n2": _with_simba_actor(n_steps=2),
     "cir+temp+rsnorm+lr1e-4+simba_actor+n3": _with_simba_actor(),
+    "cir+temp+rsnorm+lr1e-4+simba_actor+n3to1": _with_simba_actor(long_return_updates=50_000),
     "cir+temp+rsnorm+lr1e-4+simba_actor+n3+entropy1": _with_simba_actor(entropy=-1.0),
     "cir+temp+rsnorm+lr2e-4+simba_actor+n3": _with_simba_actor(learning_rate=2e-4),
     "cir+temp+rsnorm+lr3e-4+simba_actor+n3": _with_simba_actor(learning_rate=3e-4),

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from gymnasium import spaces
+from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
@@ -10,7 +11,8 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 
 from sb3_cir.baselines.simba import HorizonDefaults, NormalizesObservations, ObservesWhileActing, SimbaActor
 from sb3_cir.cir import CIR
-from sb3_cir.policies import CIRPolicy, ForImages, check_activation
+from sb3_cir.policies import CIRPolicy, ForImages, check_activation, check_least
+from sb3_cir.smr import SMR
 
 
 class CIRSimBaPolicy(NormalizesObservations, CIRPolicy):
@@ -51,7 +53,28 @@ class CIRSimBaCnnPolicy(ForImages, CIRSimBaPolicy):
     """:class:`CIRSimBaPolicy` for images: ``NatureCNN`` in the place of RSNorm."""
 
 
-class CIRSimBa(ObservesWhileActing, HorizonDefaults, CIR):
+class ShortensReturns(SMR):
+    """
+    To stand before an algorithm: after ``long_return_updates`` updates its returns are over one step. SB3's n-step replay
+    buffers make returns as they are sampled, so that what is stored serves both.
+    """
+
+    long_return_updates: int | None
+
+    def train(self, gradient_steps: int, batch_size: int = 256) -> None:
+        """
+        As :meth:`SMR.train`.
+
+        :param gradient_steps: Number of batches
+        :param batch_size: Transitions in a batch
+        """
+        buffer, limit = self.replay_buffer, self.long_return_updates
+        if isinstance(buffer, NStepReplayBuffer) and limit is not None and self._n_updates >= limit:
+            buffer.n_steps = 1
+        super().train(gradient_steps, batch_size)
+
+
+class CIRSimBa(ShortensReturns, ObservesWhileActing, HorizonDefaults, CIR):
     """
     CIR in SimBa's setting, with n-step returns. The critics, their targets (convex Q-learning) and the reuse of batches are
     :class:`CIR`'s.
@@ -62,7 +85,9 @@ class CIRSimBa(ObservesWhileActing, HorizonDefaults, CIR):
       minus one nat, so that entropy is most of what the critics learn at first where there are many actions.
     - Observations are normalised by running statistics (RSNorm), which are saved with the policy.
     - Targets have the rewards of three steps. The actor runs ahead of the critics, so that each target counts by how much they
-      overrate its next action, and targets of targets count it again: once in three steps in place of once in each.
+      overrate its next action, and targets of targets count it again: once in three steps in place of once in each. After
+      50,000 updates they are over one step: the actions of older policies are in longer ones, uncorrected, and with them
+      returns came to a halt on walker-walk.
 
     This is no method of the paper. What is known of it stands under "Hard tasks" in ``benchmarks/README.md``.
 
@@ -73,6 +98,7 @@ class CIRSimBa(ObservesWhileActing, HorizonDefaults, CIR):
     :param learning_rate: For actor, critics and temperature
     :param n_steps: Steps of a return. "auto": 3, and 1 where SB3 has no n-step returns, which is with Dict observations,
         with ``optimize_memory_usage`` and with a ``replay_buffer_class`` of your own.
+    :param long_return_updates: Updates with returns over ``n_steps``; later ones have returns over one. None for all.
     :param ent_coef: Temperature, learned from 0.01 on
     :param kwargs: What else CIR takes. ``target_entropy="auto"``, the default, is minus HALF the number of actions, and
         ``gamma="auto"`` is SimBa's discount, from the environment's time limit.
@@ -91,9 +117,13 @@ class CIRSimBa(ObservesWhileActing, HorizonDefaults, CIR):
         learning_rate: float | Schedule = 1e-4,
         *,
         n_steps: int | str = "auto",
+        long_return_updates: int | None = 50_000,
         ent_coef: str | float = "auto_0.01",
         **kwargs: Any,
     ):
+        if long_return_updates is not None:
+            check_least(long_return_updates=(long_return_updates, 0))
+        self.long_return_updates = long_return_updates
         super().__init__(policy, env, learning_rate, n_steps=n_steps, ent_coef=ent_coef, **kwargs)  # type: ignore[arg-type]
 
     def _setup_model(self) -> None:

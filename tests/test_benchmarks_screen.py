@@ -65,12 +65,14 @@ def test_categorical_critics_have_no_other_precision() -> None:
 
 def test_the_recipe_is_its_arm() -> None:
     """``CIRSimBa`` by its defaults trains as the arm that was measured, to the last bit."""
-    arm = build("cir+temp+rsnorm+lr1e-4+simba_actor+n3")
+    arm = build("cir+temp+rsnorm+lr1e-4+simba_actor+n3to1")
+    assert isinstance(arm, arms.PartsCIR)
     arm.learning_starts = 20
     arm.learn(40)
     own = dict(learning_starts=20, buffer_size=50_000, policy_kwargs=dict(net_arch=dict(pi=[128], qf=[8, 8])))
     recipe = CIRSimBa("MlpPolicy", screen.make_env(TASK), seed=0, device="cpu", **own).learn(40)
     assert recipe._n_updates == 40
+    assert recipe.long_return_updates == arm.long_return_updates == 50_000
     ours, theirs = recipe.policy.state_dict(), arm.policy.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(th.equal(value, theirs[name]) for name, value in ours.items())

@@ -112,6 +112,25 @@ def test_steps_of_a_return(tmp_path: Path) -> None:
         build(n_steps="three")
 
 
+def test_returns_become_shorter(tmp_path: Path) -> None:
+    """After so many updates, also in a run that goes on; the rows that are stored serve both."""
+    model = build(long_return_updates=20)
+    model.learn(30)
+    assert (model._n_updates, model.replay_buffer.n_steps) == (20, 3)
+    model.learn(5, callback=Checkpoint(5, tmp_path / "run"), reset_num_timesteps=False)
+    assert model.replay_buffer.n_steps == 1
+    assert model.replay_buffer.sample(64).discounts.unique().tolist() == [pytest.approx(0.99)]
+    model.save(tmp_path / "model")
+    loaded = CIRSimBa.load(tmp_path / "model", env=Shifted(), device="cpu")
+    for other in (loaded, CIRSimBa.resume(tmp_path / "run", Shifted())):
+        assert (other.long_return_updates, other.n_steps) == (20, 3)
+        other.learn(40)
+        assert other.replay_buffer.n_steps == 1
+    assert build(long_return_updates=None).learn(60).replay_buffer.n_steps == 3
+    with pytest.raises(ValueError, match="long_return_updates=-1: it must be a number of at least 0"):
+        build(long_return_updates=-1)
+
+
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_observations_are_normalised(n_envs: int) -> None:
     """By the statistics of every observation that was acted on, which actor, critics and target critics share."""
