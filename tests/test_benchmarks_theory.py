@@ -34,6 +34,7 @@ def test_linear_independence(rng):
 def test_variance(rng):
     found = theory.variance(rng, chains=20).numbers
     assert found["holds"]
+    assert found["remark"]
     assert found["too_low"] > 0
     assert found["worse"] > 2
 
