@@ -409,7 +409,8 @@ def _amend_callbacks(callbacks: ModuleType) -> None:
     parallel = callbacks.ParallelTrainCallback
     if not hasattr(parallel._init_callback, "__wrapped__"):  # once is enough
         parallel._init_callback = functools.wraps(parallel._init_callback)(_as_its_own(parallel._init_callback, callbacks))
-        parallel._on_rollout_end = functools.wraps(parallel._on_rollout_end)(_with_statistics(parallel._on_rollout_end))
+        parallel._on_rollout_end = functools.wraps(parallel._on_rollout_end)(_after_statistics(parallel._on_rollout_end))
+        parallel._on_training_end = functools.wraps(parallel._on_training_end)(_before_statistics(parallel._on_training_end))
 
 
 def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
@@ -426,20 +427,35 @@ def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
     return amended
 
 
-def _with_statistics(on_rollout_end: Method) -> Method:
+def _after_statistics(on_rollout_end: Method) -> Method:
     """
     RL Zoo gives the acting model all parameters of the copy that learns. What is counted with each step of the environment is
-    the acting model's: RSNorm's statistics, the scale of returns, and the number of steps. So the copy gets these first.
+    the acting model's. So the copy gets that first.
     """
 
     def amended(self: Any) -> None:
         if self._model_ready:  # else the copy is amid an update, and the original does nothing
-            for acting, learning in zip(_statistics(self.model), _statistics(self._model), strict=True):
-                learning.load_state_dict(acting.state_dict())
-            self._model.num_timesteps = self.model.num_timesteps
+            _hand_statistics(self.model, self._model)
         on_rollout_end(self)
 
     return amended
+
+
+def _before_statistics(on_training_end: Method) -> Method:
+    """The copy is what RL Zoo saves."""
+
+    def amended(self: Any) -> None:
+        on_training_end(self)  # waits for the copy's last update
+        _hand_statistics(self.model, self._model)
+
+    return amended
+
+
+def _hand_statistics(acting: BaseAlgorithm, learning: BaseAlgorithm) -> None:
+    """RSNorm's statistics, the scale of returns, and the number of steps."""
+    for theirs, own in zip(_statistics(acting), _statistics(learning), strict=True):
+        own.load_state_dict(theirs.state_dict())
+    learning.num_timesteps = acting.num_timesteps
 
 
 def _statistics(model: BaseAlgorithm) -> list[nn.Module]:
