@@ -91,9 +91,9 @@ def _early(scores: list[Scores], limits: Mapping[str, float]) -> list[str]:
     notes = []
     for each in scores:
         early = [
-            (task, float(ends.max()))
-            for task, ends in zip(each.tasks, each.ends, strict=True)
-            if ends.max() < EARLY * limits[task.name]
+            (task, float(of_task.max()))
+            for task, of_task in zip(each.tasks, each.ends, strict=True)
+            if of_task.max() < EARLY * limits[task.name]
         ]
         if early:
             task, end = early[0]

@@ -31,6 +31,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from sb3_cir.buffers import ReplayBufferPair, cut_off
 from sb3_cir.policies import check_least
 from sb3_cir.runs.files import short
+from sb3_cir.runs.state import seed_at_this_step
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 from sb3_cir.tasks import BY_ID
 
@@ -184,7 +185,7 @@ class OffDynamicsCallback(BaseCallback):
         spec = self.training_env.get_attr("spec")[0] if known else None
         make_target = self._target_maker(spec)
         # Not the first episodes of the run once more where it goes on.
-        seed = None if model.seed is None else (model.seed + model.num_timesteps) % 2**31
+        seed = None if model.seed is None else seed_at_this_step(model, model.seed)
         target_env = self._make(make_target, seed)
         buffer = model.replay_buffer.target
         with watch(target_env, model, buffer, domain="target domain"):

@@ -74,7 +74,9 @@ def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
     extra = [f"{name}/{key}" for name, module in modules(model).items() for key in module.state_dict() if _is_extra(key)]
     if extra:
         warnings.warn(f"{', '.join(extra)}: what get_extra_state() gives is not saved.", stacklevel=2)
-    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model), *_group_counts(model))}
+    # Other than at first: a file of an optimiser that counts nothing has none of them.
+    counts = [(name, group[key]) for name, of, group, key in _group_counts(model) if group[key] != of.defaults.get(key)]
+    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model), *counts)}
 
 
 def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
@@ -141,19 +143,20 @@ def _is_extra(key: str) -> bool:
     return key.rpartition(".")[2] == "_extra_state"
 
 
-def _group_counts(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
-    """What optimisers such as Prodigy or a schedule-free Adam count for a whole group of parameters: other than at first."""
+def _group_counts(model: BaseAlgorithm) -> Iterator[tuple[str, th.optim.Optimizer, dict[str, Any], str]]:
+    """
+    What optimisers such as Prodigy or a schedule-free Adam count for a whole group of parameters: the numbers of a group that
+    are none of the optimiser's arguments.
+
+    :param model: A model
+    :return: Of each number its name in a file, the optimiser, the group, and its name there
+    """
     for name, optimizer in optimizers(model).items():
+        asked = {each for kind in type(optimizer).__mro__ if "__init__" in vars(kind) for each in signature(kind).parameters}
         for index, group in enumerate(optimizer.param_groups):
-            for key, value in _counts(optimizer, group).items():
-                if value != optimizer.defaults.get(key):
-                    yield f"{name}/group {index}/{key}", value
-
-
-def _counts(optimizer: th.optim.Optimizer, group: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a group of parameters that are none of the optimiser's arguments: it has them for itself."""
-    asked = {name for each in type(optimizer).__mro__ if "__init__" in vars(each) for name in signature(each).parameters}
-    return {key: value for key, value in group.items() if key not in asked and isinstance(value, (int, float))}
+            for key, value in list(group.items()):
+                if key not in asked and isinstance(value, (int, float)):
+                    yield f"{name}/group {index}/{key}", optimizer, group, key
 
 
 def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
@@ -231,7 +234,7 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
     arrays = unwrapped(arrays, expected, what)
     found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     moments = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
-    allowed = moments | dict.fromkeys(_group_names(model), ((), np.dtype(np.float64)))
+    allowed = moments | {name: ((), np.dtype(np.float64)) for name, *_ in _group_counts(model)}
     learned = any(name.startswith(f"{VARIABLES}/log_ent_coef") for name in arrays)
     if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
         kind = "learned" if learned else "fixed"
@@ -366,11 +369,11 @@ def put(model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]]) 
     with th.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(th.from_numpy(arrays[name]))
+        for name, _, group, key in _group_counts(model):
+            if name in arrays:
+                group[key] = type(group[key])(arrays[name])
         for name, optimizer in optimizers(model).items():
             _put_moments(name, optimizer, arrays)
-            for index, group in enumerate(optimizer.param_groups):
-                counts = {key: f"{name}/group {index}/{key}" for key in _counts(optimizer, group)}
-                group.update({key: type(group[key])(arrays[each]) for key, each in counts.items() if each in arrays})
             for group, rate in zip(optimizer.param_groups, rates.get(name, []), strict=False):
                 if isinstance(group["lr"], th.Tensor):
                     group["lr"].fill_(rate)
@@ -400,15 +403,6 @@ def _expected_moments(model: BaseAlgorithm) -> dict[str, np.ndarray]:
         for key, value in state.items()
         if value is not None
     }
-
-
-def _group_names(model: BaseAlgorithm) -> list[str]:
-    return [
-        f"{name}/group {index}/{key}"
-        for name, optimizer in optimizers(model).items()
-        for index, group in enumerate(optimizer.param_groups)
-        for key in _counts(optimizer, group)
-    ]
 
 
 def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:

@@ -299,7 +299,16 @@ def episode_seed(model: OffPolicyAlgorithm, run: str) -> int:
     :param run: Its run, for a model without a seed
     :return: For the environments, when they begin anew at this step: not the first episode of the run once more
     """
-    return ((int(run[:7], 16) if model.seed is None else model.seed) + model.num_timesteps) % 2**31
+    return seed_at_this_step(model, int(run[:7], 16) if model.seed is None else model.seed)
+
+
+def seed_at_this_step(model: OffPolicyAlgorithm, seed: int) -> int:
+    """
+    :param model: A model
+    :param seed: Its own, or another of its run
+    :return: For environments that begin at this step: at step 0 the seed itself
+    """
+    return (seed + model.num_timesteps) % 2**31
 
 
 def begin_episodes(model: OffPolicyAlgorithm, run: str, callback: BaseCallback) -> None:
