@@ -1,6 +1,7 @@
 """Command-line options that several commands have: what they take, checked before anything is measured."""
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -20,6 +21,17 @@ def not_negative(text: str) -> int:
     :raises ArgumentTypeError: If it is smaller.
     """
     return _at_least(0, text)
+
+
+def above_zero(text: str) -> float:
+    """
+    :param text: As it was typed
+    :return: A finite number above 0
+    :raises ArgumentTypeError: If it is none.
+    """
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: it must be positive and finite.")
+    return value
 
 
 def _at_least(least: int, text: str) -> int:

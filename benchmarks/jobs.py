@@ -257,6 +257,26 @@ class Job:
         anywhere = replace(self, out=Path(), settings=replace(self.settings, threads=1, device="auto"))
         return shlex.join(anywhere.command()[1:])
 
+    def check_domains(self) -> None:
+        """
+        Refuse what would fail once it runs.
+
+        :raises ValueError: If the method learns from two domains and the task has one, or the other way round.
+        """
+        known = methods.METHODS.get(self.algo)
+        if known is not None and known.two_domains:
+            if not self.task.two_domains:
+                raise ValueError(f"--methods {self.method.name}: it learns from two domains, and {self.task.name} has one.")
+        elif self.task.two_domains and not self._knows_two_domains((known and known.hyperparams) or self.algo):
+            raise ValueError(
+                f"--methods {self.method.name}: {self.task.name} has two domains, and its settings know nothing of them."
+            )
+
+    def _knows_two_domains(self, hyperparams: str) -> bool:
+        settings = ROOT / "hyperparams" / f"{hyperparams}.yml"
+        from_yaml = settings.is_file() and f"\n{self.task.env_id}:" in settings.read_text(encoding="utf-8")
+        return from_yaml or any(word.startswith("replay_buffer_class:") for word in self.settings.params)
+
     def check_settings(self) -> None:
         """
         Refuse to mix runs.

@@ -20,7 +20,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from benchmarks import keep, log
-from benchmarks.arguments import not_negative, positive
+from benchmarks.arguments import above_zero, not_negative, positive
 from sb3_cir import CIR, envs
 from sb3_cir.tasks import action_repeat, name_of
 
@@ -105,7 +105,11 @@ def draw(rows: pd.DataFrame, picture: Path) -> None:
 
     :param rows: Of a log that this command wrote
     :param picture: The PNG to write
+    :raises ValueError: If they are of another log.
     """
+    rows = rows[rows.exp_name.isin(METHODS)]
+    if PROCESSOR_SECONDS not in set(rows.metric):
+        raise ValueError(f"--figure: the log has no {PROCESSOR_SECONDS} of {' or '.join(METHODS)}, which this command writes.")
     import matplotlib
 
     matplotlib.use("Agg")
@@ -130,7 +134,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """:param parser: Gets this command's arguments"""
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), metavar="ID", help=f"default: {' '.join(TASKS)}")
     parser.add_argument("--seeds", nargs="+", type=not_negative, default=[0, 1, 2], help="default: 0 1 2")
-    parser.add_argument("--minutes", type=float, default=5, help="of training, by the processor's clock (default: 5)")
+    parser.add_argument("--minutes", type=above_zero, default=5, help="of training, by the processor's clock (default: 5)")
     parser.add_argument("--evaluations", type=positive, default=10, help="for each run (default: 10)")
     parser.add_argument("--episodes", type=positive, default=5, help="for each evaluation (default: 5)")
     parser.add_argument("--out", type=Path, default=DEFAULT, help=f"the log that gets the runs (default: {DEFAULT})")

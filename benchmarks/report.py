@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from benchmarks import figures, log, tables
-from benchmarks.arguments import folder, positive
+from benchmarks.arguments import above_zero, folder, positive
 from benchmarks.run import git_commit
 from benchmarks.scores import PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=folder, help="folder of the report (default: only print the aggregates)")
     parser.add_argument("--methods", nargs="+", help="only these, e.g. cir sac cir:cdq")
     parser.add_argument(
-        "--budget", type=float, default=1.0, help="leave out what lies beyond this fraction of the paper's steps"
+        "--budget", type=above_zero, default=1.0, help="leave out what lies beyond this fraction of the paper's steps"
     )
     parser.add_argument("--format", choices=["markdown", "json"], default="markdown", help="how to print the aggregates")
     parser.add_argument("--reps", type=positive, default=2000, help="bootstrap replications (default: %(default)s)")

@@ -109,7 +109,7 @@ def grid(options: argparse.Namespace) -> list[Job]:
     :raises ValueError: If a method, a task or a setting is not valid.
     """
     chosen = suite(options.suite)
-    names = options.tasks or [task.name for task in chosen.tasks]
+    names = list(dict.fromkeys(options.tasks or [task.name for task in chosen.tasks]))
     tasks = {task.name: task for task in chosen.tasks}
     unknown = [name for name in names if name not in tasks]
     if unknown:
@@ -126,11 +126,13 @@ def grid(options: argparse.Namespace) -> list[Job]:
         threads=max(1, int(options.cpus_per_job)),
         device="cuda" if options.gpus_per_job else "cpu",
     )
-    methods = [method(name) for name in options.methods or chosen.methods]
+    # Each once, however often it is named: the same job twice would be two in one folder.
+    methods = [method(name) for name in dict.fromkeys(options.methods or chosen.methods)]
     out = options.out.resolve()
     order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
     jobs = [Job(each, task, seed, out, settings) for seed, each, task in order]
     for job in jobs:
+        job.check_domains()
         n_envs = dict(word.split(":", 1) for word in (*settings.params, *job.method.params)).get("n_envs", "1")
         if n_envs.isdigit() and int(n_envs) and job.eval_every % int(n_envs):
             raise ValueError(

@@ -371,6 +371,8 @@ def load(path: str | Path, algo: str | None = None, trusted: bool = False) -> Ba
     :raises ValueError: If it cannot be read, or does not say of which algorithm it is.
     """
     kinds: dict[str, Any] = {name: methods.algorithm(name) for name in methods.ours()}
+    if algo is not None and algo not in kinds:
+        raise ValueError(f"--algo {algo}: {methods.did_you_mean(algo, list(kinds))}")
     path = files.find(path, ".zip")
     if algo is None:
         members = files.unpack_archive(files.read_regular(Path(path)), str(path))
@@ -381,8 +383,11 @@ def load(path: str | Path, algo: str | None = None, trusted: bool = False) -> Ba
                 f"{path} is of a {said}, which is no class of this package: load it in Python and call "
                 "sb3_cir.export.export(model, path)."
             )
-    if algo not in kinds:
-        raise ValueError(f"{path} does not say of which algorithm it is: pass --algo with one of {', '.join(kinds)}.")
+        if algo is None:
+            raise ValueError(
+                f"{path} does not say of which algorithm it is. If it is one of this package's, pass --algo with one of "
+                f"{', '.join(kinds)}. If it is another's, load it in Python and call sb3_cir.export.export(model, path)."
+            )
     # Without the replay buffer that it learned with: HER's needs an environment.
     plain: dict[str, Any] = dict(buffer_size=1, replay_buffer_class=None, replay_buffer_kwargs={}, optimize_memory_usage=False)
     model: BaseAlgorithm = kinds[algo].load(path, device="cpu", trusted=trusted, **plain)

@@ -114,6 +114,8 @@ def _with_the_error_of_requests(load_from_hub: Callable[..., str]) -> Callable[.
         errors = importlib.import_module("huggingface_hub.errors")
         try:
             return load_from_hub(*args, **kwargs)
+        except errors.LocalEntryNotFoundError:  # no answer: the file may be there
+            raise
         except errors.EntryNotFoundError as error:
             raise importlib.import_module("requests.exceptions").HTTPError(str(error)) from error
 

@@ -67,7 +67,7 @@ def _net_arch(study: str, label: str, pi: list[int], qf: list[int]) -> Method:
 METHODS: dict[str, Method] = {
     "cir": Method("CIR", "cir", CIR, headings=("CIR (ours)", "CIR (Tanh)", "CIR (SMR)"), search_space="cir"),
     # CIR for hard tasks: ours, no method of the paper
-    "cir_simba": Method("CIR+SimBa", "cir_simba", "sb3_cir.cir_simba:CIRSimBa", hyperparams="cir", search_space="cir"),
+    "cir_simba": Method("CIR+SimBa", "cir_simba", "sb3_cir.cir_simba:CIRSimBa", hyperparams="cir", search_space="cir_simba"),
     # What the paper compares with. "simba_utd2" and "bro_utd2" are SimbaV2's names, "sac_simba" and "td_mpcv2" SimBa's.
     "sac": Method("SAC", "sac", "stable_baselines3:SAC"),
     "sac_smr": Method("SAC of CIR's authors", "sac_smr", "sb3_cir.smr:SMR"),

@@ -364,13 +364,25 @@ def name_newest_checkpoint(argv: list[str]) -> None:
     only, so the newest checkpoint's path is put there.
 
     :param argv: The command line, which is changed
+    :raises SystemExit: If the folder has none.
     """
-    for index, option in enumerate(argv[:-1]):
-        if option in ("-i", "--trained-agent"):
-            folder = Path(argv[index + 1])
-            found = [*checkpoints(folder), *checkpoints(folder / "checkpoints")]
-            if folder.is_dir() and found:
-                argv[index + 1] = str(found[0][1])
+    for index, word in enumerate(argv):
+        before, sign, value = word.rpartition("--trained-agent=")
+        if sign and not before:
+            argv[index] = sign + _newest_checkpoint(value)
+        elif index and argv[index - 1] in ("-i", "--trained-agent"):
+            argv[index] = _newest_checkpoint(word)
+
+
+def _newest_checkpoint(path: str) -> str:
+    """What is no folder stays as it is."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return path
+    found = [*checkpoints(folder), *checkpoints(folder / "checkpoints")]
+    if not found:
+        raise SystemExit(f"error: there is no checkpoint in {folder}. A run makes them with --save-freq.")
+    return str(found[0][1])
 
 
 def _is_resumable(algo: str) -> bool:

@@ -17,6 +17,10 @@ def sample_cir_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, 
     :param additional_args: Whether a ``HerReplayBuffer`` is used, and its arguments
     :return: Arguments for CIR
     """
+    return _as_arguments(trial, convert_cir_params(_sample_cir_values(zoo, trial, additional_args)))
+
+
+def _sample_cir_values(zoo: ModuleType, trial: Any, additional_args: Arguments) -> Arguments:
     sampled = {
         **_sample_usual_params(trial),
         "convex_coef": trial.suggest_float("convex_coef", 0.0, 1.0),
@@ -27,7 +31,7 @@ def sample_cir_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, 
     }
     if additional_args["using_her_replay_buffer"]:
         sampled = zoo.sample_her_params(trial, sampled, additional_args["her_kwargs"])
-    return _as_arguments(trial, convert_cir_params(sampled))
+    return sampled
 
 
 def convert_cir_params(sampled: Arguments) -> Arguments:
@@ -40,6 +44,33 @@ def convert_cir_params(sampled: Arguments) -> Arguments:
     params["policy_kwargs"] = dict(
         net_arch=dict(pi=[width, width], qf=[width] * params.pop("depth")), avg_r_norm_coef=params.pop("avg_r_norm_coef")
     )
+    return params
+
+
+def sample_cir_simba_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int, additional_args: Arguments) -> Arguments:
+    """
+    The search space of CIR with SimBa's actor for ``-optimize``: CIR's, and the width of an actor of one residual block.
+
+    :param zoo: RL Zoo's ``hyperparams_opt``
+    :param trial: The Optuna trial
+    :param n_actions: Size of the action
+    :param n_envs: Number of environments
+    :param additional_args: Whether a ``HerReplayBuffer`` is used, and its arguments
+    :return: Arguments for CIRSimBa
+    """
+    sampled = _sample_cir_values(zoo, trial, additional_args) | _sample_actor_width(trial)
+    return _as_arguments(trial, convert_cir_simba_params(sampled))
+
+
+def convert_cir_simba_params(sampled: Arguments) -> Arguments:
+    """
+    :param sampled: A trial's values, by the names in :func:`sample_cir_simba_params`
+    :return: Arguments for CIRSimBa
+    """
+    params = dict(sampled)
+    actor = [params.pop("actor_width")]
+    params = convert_cir_params(params)
+    params["policy_kwargs"]["net_arch"]["pi"] = actor
     return params
 
 
@@ -56,7 +87,7 @@ def sample_simba_params(zoo: ModuleType, trial: Any, n_actions: int, n_envs: int
     """
     sampled = {
         **_sample_usual_params(trial),
-        "actor_width": trial.suggest_categorical("actor_width", [64, 128, 256]),
+        **_sample_actor_width(trial),
         "critic_width": trial.suggest_categorical("critic_width", [128, 256, 512]),
         "critic_blocks": trial.suggest_int("critic_blocks", 1, 3),
     }
@@ -115,6 +146,10 @@ def _sample_usual_params(trial: Any, tau: bool = True) -> Arguments:
     return sampled | ({"tau": trial.suggest_float("tau", 0.001, 0.05, log=True)} if tau else {})
 
 
+def _sample_actor_width(trial: Any) -> Arguments:
+    return {"actor_width": trial.suggest_categorical("actor_width", [64, 128, 256])}
+
+
 def _convert_usual_params(sampled: Arguments) -> Arguments:
     params = dict(sampled)
     params["gamma"] = 1 - params.pop("one_minus_gamma")
@@ -136,6 +171,7 @@ def _as_arguments(trial: Any, params: Arguments) -> Arguments:
 # By the name in ``Method.search_space``: what draws a trial's arguments, and what makes them of the values of a finished one.
 SPACES = {
     "cir": (sample_cir_params, convert_cir_params),
+    "cir_simba": (sample_cir_simba_params, convert_cir_simba_params),
     "simba": (sample_simba_params, convert_simba_params),
     "td7": (sample_td7_params, convert_td7_params),
 }

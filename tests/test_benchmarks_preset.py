@@ -47,3 +47,17 @@ def test_the_figure_is_drawn_from_the_file(results: Path) -> None:
     picture = results.with_suffix(".png")
     assert main(["preset", "--out", str(results), "--figure", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_figure_is_drawn_from_another_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Path(__file__).parents[1] / "benchmarks" / "results" / "cir.csv"
+    assert main(["preset", "--out", str(other), "--figure", str(tmp_path / "x.png")]) == 2
+    assert "the log has no processor_seconds of cir; small preset or sac" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("minutes", ["-1", "0", "nan", "inf"])
+def test_minutes_that_are_none(tmp_path: Path, minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["preset", f"--minutes={minutes}", "--out", str(tmp_path / "preset.csv")])
+    assert f"argument --minutes: {minutes}: it must be positive and finite." in capsys.readouterr().err

@@ -71,6 +71,14 @@ def test_steps_after_the_budget_do_not_count(tmp_path, capsys, returns):
     assert half["budget"] == [0.5, 0.5]
 
 
+@pytest.mark.parametrize("budget", ["0", "-0.5", "nan"])
+def test_a_budget_that_is_none(tmp_path, capsys, returns, budget):
+    write_log(tmp_path / "rows.csv", returns)
+    with pytest.raises(SystemExit):
+        aggregates(tmp_path, capsys, f"--budget={budget}")
+    assert f"argument --budget: {budget}: it must be positive and finite." in capsys.readouterr().err
+
+
 def test_missing_tasks_and_runs_are_left_out_and_said(tmp_path, capsys, returns):
     write_log(tmp_path / "rows.csv", returns[:, :6])
     rows = pd.read_csv(tmp_path / "rows.csv")

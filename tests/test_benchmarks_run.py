@@ -101,6 +101,15 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
         (0, "sac", "dog-run"),
     ]
     assert len({each.folder for each in jobs}) == 8
+    assert len(run.grid(options(tmp_path, "--methods", "cir", "cir", "--tasks", "dog-run", "dog-run", "--seeds", "1"))) == 1
+
+
+def test_what_learns_from_two_domains(tmp_path):
+    """SAC is ODRL's there; another's settings may come from the command line."""
+    run.grid(options(tmp_path, "--suite", "odrl", "--methods", "cir", "cir:cdq", "cir_simba", "sac", "darc", "par"))
+    run.grid(
+        options(tmp_path, "--suite", "odrl", "--methods", "simba", "--params", "replay_buffer_class:TwoDomainReplayBuffer")
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,9 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
         (["--eval-every", "30000"], "--eval-every 30000: the 1,000,000 steps of dog-.* are no multiple of it"),
         (["--methods", "ppo"], "--methods ppo"),
         (["--params", "n_envs:8"], "n_envs:8: cir is evaluated every 2,500 steps, no multiple of it"),
+        (["--methods", "darc"], "--methods darc: it learns from two domains, and dog-.* has one"),
+        (["--suite", "odrl", "--methods", "simba"], "--methods simba: .* has two domains, and its settings know nothing"),
+        (["--suite", "odrl", "--methods", "td3"], "--methods td3: .* has two domains, and its settings know nothing"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, more, says):

@@ -318,12 +318,21 @@ def test_large_but_finite() -> None:
     [
         ("dm_control/walker-wlk-v0", "dm_control/walker-walk-v0"),
         ("Pendulun-v1", "Pendulum-v1"),
-        ("walker-walk", "walker-walk"),
+        ("walker-walk", "dm_control/walker-walk-v0"),
+        ("dog-walk", "dm_control/dog-walk-v0"),
     ],
 )
 def test_unknown_environment(env_id: str, nearest: str) -> None:
-    with pytest.raises(ValueError, match=f"There is no environment '{env_id}'. Did you mean '.*{nearest}.*'?"):
+    with pytest.raises(ValueError, match=f"There is no environment '{env_id}'. Did you mean '{nearest}'"):
         envs.make(env_id)
+
+
+def test_environment_like_no_other() -> None:
+    """Most likely one whose package nobody imported."""
+    with pytest.raises(
+        ValueError, match=r"There is no environment 'My-v0'\. Import its package first, or name it: 'package:My-v0'"
+    ):
+        envs.make("My-v0")
 
 
 def test_missing_extra() -> None:

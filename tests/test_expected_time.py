@@ -14,7 +14,7 @@ from sb3_cir.runs.expected_time import ExpectedTime, duration, with_expected_tim
 
 SMALL = dict(learning_starts=20, batch_size=8, buffer_size=500, policy_kwargs=dict(net_arch=[8]), device="cpu", seed=0)
 LINE = re.compile(
-    r"Expected time: (.+) for the ([\d,]+) steps that are left.*\(([\d.e+]+) ms a step, measured over (\d+) updates"
+    r"Expected time: (.+) for the ([\d,]+) steps that are left.*\(([\d.,]+) ms a step, measured over (\d+) updates"
 )
 
 
@@ -34,8 +34,12 @@ class Clock(BaseCallback):
 
     now = 0.0
 
+    def __init__(self, step: float = 0.02):
+        super().__init__()
+        self.step = step
+
     def _on_step(self) -> bool:
-        self.now += 0.5 if self.num_timesteps == 30 else 0.02
+        self.now += 0.5 if self.num_timesteps == 30 else self.step
         return True
 
 
@@ -48,6 +52,16 @@ def test_a_single_long_step_such_as_an_evaluation_does_not_count(
     [(_, left, milliseconds, _)] = lines(capsys.readouterr().out)
     # The mean would have another 0.48 s / 15 = 32 ms of the long one.
     assert (left, milliseconds) == ("24", "20")
+
+
+@pytest.mark.parametrize(("step", "milliseconds"), [(0.00213, "2.13"), (0.165, "165"), (1.1512, "1,151")])
+def test_milliseconds_are_written_as_numbers_are(
+    step: float, milliseconds: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(step)
+    monkeypatch.setattr(expected_time.time, "perf_counter", lambda: clock.now)
+    SAC("MlpPolicy", "Pendulum-v1", **SMALL).learn(40, callback=[ExpectedTime(updates=5), clock])
+    assert lines(capsys.readouterr().out)[0][2] == milliseconds
 
 
 def test_several_environments_and_rounds_of_an_episode(capsys: pytest.CaptureFixture[str]) -> None:

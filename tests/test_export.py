@@ -304,5 +304,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
     model.sb3_archives = True  # as SB3 saves, which does not say of which algorithm a model is
     model.save(tmp_path / "model")
-    with pytest.raises(SystemExit, match="does not say of which algorithm it is: pass --algo with one of cir, "):
+    with pytest.raises(SystemExit, match=r"does not say of which algorithm it is\. If .*, pass --algo with one of cir, "):
         export.main(arguments)
+    with pytest.raises(SystemExit, match=r"--algo cirr: did you mean 'cir'\?"):
+        export.main([*arguments, "--algo", "cirr"])

@@ -80,6 +80,17 @@ def test_there_and_back(tmp_path: Path) -> None:
             assert part in card, card
 
 
+def test_no_answer_is_not_an_absent_file() -> None:
+    """RL Zoo would go on without the statistics that the model was trained with."""
+    errors = pytest.importorskip("huggingface_hub.errors")
+
+    def load_from_hub(repo_id: str, filename: str) -> str:
+        raise errors.LocalEntryNotFoundError("check your connection")
+
+    with pytest.raises(errors.LocalEntryNotFoundError):
+        hub._with_the_error_of_requests(load_from_hub)("somebody/model", "vec_normalize.pkl")
+
+
 @pytest.mark.parametrize("algo", methods.ours())
 def test_the_card_names_the_algorithm(algo: str) -> None:
     results = dict(mean_reward=-150.126, std_reward=30, n_eval_episodes=10, is_deterministic=False)

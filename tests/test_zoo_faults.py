@@ -145,6 +145,9 @@ def test_a_folder_of_checkpoints_and_wrong_commands(tmp_path: Path) -> None:
 def test_newest_checkpoint(tmp_path: Path) -> None:
     for step in (900, 1000):
         (tmp_path / f"step_{step}.zip").touch()
+    argv = ["train", f"--trained-agent={tmp_path}"]
+    name_newest_checkpoint(argv)
+    assert argv == ["train", f"--trained-agent={tmp_path / 'step_1000.zip'}"]
     for option in ("-i", "--trained-agent"):
         argv = ["train", option, str(tmp_path), "-n", "5"]
         name_newest_checkpoint(argv)
@@ -153,3 +156,6 @@ def test_newest_checkpoint(tmp_path: Path) -> None:
         before = list(argv)
         name_newest_checkpoint(argv)
         assert argv == before
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match=r"error: there is no checkpoint in .*empty\. A run makes them with --save-freq\."):
+        name_newest_checkpoint(["train", "-i", str(tmp_path / "empty")])

@@ -122,6 +122,8 @@ def test_search_space(algo: str) -> None:
     assert rl_zoo3.hyperparams_opt.HYPERPARAMS_CONVERTER[algo](trial.params) == sampled
     model = zoo.ALGOS[algo]("MlpPolicy", "Pendulum-v1", buffer_size=10, device="cpu", **sampled)
     assert model.gamma == trial.user_attrs["gamma"]
+    if algo == "cir_simba":  # one block, as its own: CIR's actor would be two
+        assert model.policy.net_arch["pi"] == [trial.params["actor_width"]]
 
 
 def small_params(algo: str, variant: str | None = None) -> list[str]:

@@ -58,8 +58,10 @@ def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, An
     :raises ImportError: If the id's package is missing; the message has the pip command.
     """
     if ":" not in env_id and env_id not in gym.registry:
-        nearest = difflib.get_close_matches(env_id, gym.registry, n=1, cutoff=0)
-        raise ValueError(f"There is no environment {env_id!r}. Did you mean {nearest[0]!r}?")
+        # A task's own name is a small part of its id: dog-walk, dm_control/dog-walk-v0.
+        nearest = [known for known in gym.registry if env_id in known] or difflib.get_close_matches(env_id, gym.registry, n=1)
+        hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Import its package first, or name it: 'package:{env_id}'."
+        raise ValueError(f"There is no environment {env_id!r}. {hint}")
     env = paper_protocol(gym.make(env_id, **kwargs))
     if seed is not None:
         env.reset(seed=seed)

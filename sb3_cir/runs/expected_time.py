@@ -55,11 +55,12 @@ class ExpectedTime(BaseCallback):
     def _say(self) -> None:
         self._said = True
         seconds_per_step = median(self._seconds_per_step)
+        milliseconds = f"{1000 * seconds_per_step:{'.3g' if seconds_per_step < 0.1 else ',.0f'}}"
         left = self.model._total_timesteps - self.model.num_timesteps
         if left > 0:
             print(
                 f"Expected time: {duration(left * seconds_per_step)} for the {left:,} steps that are left, evaluations not "
-                f"counted ({1000 * seconds_per_step:.3g} ms a step, measured over {self._measured_updates} updates).",
+                f"counted ({milliseconds} ms a step, measured over {self._measured_updates} updates).",
                 flush=True,
             )
 
