@@ -48,6 +48,8 @@ def same_tensors(ours: dict, theirs: dict) -> bool:
     """Whether two nested state dicts are equal."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(same_tensors(ours[key], theirs[key]) for key in ours)
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(same_tensors, ours, theirs))
     return th.equal(ours, theirs) if isinstance(ours, th.Tensor) else ours == theirs
 
 
@@ -248,6 +250,67 @@ def test_an_optimizer_that_counts_for_itself(trusted: bool, tmp_path: Path) -> N
         assert (group["k"], group["d"], group["weight_decay"]) == (own["k"], own["d"], 0.0)
         assert type(group["k"]) is int
     assert own["k"] == model._n_updates > 0
+
+
+class LikeProdigy(Counting):
+    """Keeps less of a parameter that is 0, and counts something only once it has begun."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if not self.state[parameter]:
+                    start = parameter.detach().flatten().clone() if parameter.any() else th.tensor(0.0)
+                    self.state[parameter]["p0"] = start
+            group["d_hat"] = 2.0 * group["d"]
+        momentum = {each: dict(self.state[each]) for each in self.state}
+        for each in self.state:  # Adam begins where there is nothing
+            self.state[each].pop("p0")
+        super().step(closure)
+        for each, state in momentum.items():
+            self.state[each]["p0"] = state["p0"]
+
+
+class LikeShampoo(th.optim.Adam):
+    """Keeps a matrix for each axis, and more from its second step on."""
+
+    def step(self, closure: Any = None) -> None:
+        learned = {each: dict(state) for each, state in self.state.items() if state}
+        for each, state in learned.items():
+            self.state[each] = {key: value for key, value in state.items() if key not in ("axes", "slow", "told")}
+        super().step(closure)
+        for each in self.state:
+            before = learned.get(each, {})
+            axes = before.get("axes") or [th.zeros(n, n) for n in each.shape] + [[]]
+            self.state[each]["axes"] = [axis + 1 if isinstance(axis, th.Tensor) else axis for axis in axes]
+            self.state[each]["told"] = {"no": "number"}
+            if before:
+                self.state[each]["slow"] = before.get("slow", 0) + 0.5
+
+
+@pytest.mark.parametrize("steps", [6, 30])
+@pytest.mark.parametrize("kind", [LikeProdigy, LikeShampoo])
+def test_optimizers_that_torch_does_not_have(kind: type, steps: int, tmp_path: Path) -> None:
+    """After one update, when not all is there yet, and after many."""
+    model = small("Pendulum-v1", policy_kwargs=dict(optimizer_class=kind), learning_starts=5, sample_reuse=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "LikeShampoo: its told is a dict, which is not saved")
+        model.learn(steps, callback=Checkpoint(steps, tmp_path / "run"))
+        model.save(tmp_path / "model")
+        loaded = CIR.load(tmp_path / "model", device="cpu")
+        resumed = CIR.resume(tmp_path / "run", "Pendulum-v1", "cpu", policy_kwargs=model.policy_kwargs)
+    other = small("Pendulum-v1", policy_kwargs=model.policy_kwargs).learn(40)  # its p0 have other forms
+    other.set_parameters(str(tmp_path / "model"))
+    told = small("Pendulum-v1", policy_kwargs=model.policy_kwargs)
+    told.set_parameters(model.get_parameters())
+    for each in (loaded, resumed, other, told):
+        theirs, own = (m.critic.optimizer.state_dict() for m in (each, model))
+        assert {k: v for k, v in theirs["param_groups"][0].items() if k != "lr"} == {
+            k: v for k, v in own["param_groups"][0].items() if k != "lr"
+        }
+        for index, state in own["state"].items():
+            kept = {key: value for key, value in state.items() if key != "told"}
+            assert same_tensors(kept, {key: value for key, value in theirs["state"][index].items() if key != "told"})
+            assert [type(value) for value in kept.values()] == [type(theirs["state"][index][key]) for key in kept]
 
 
 class OddExtractor(FlattenExtractor):

@@ -6,11 +6,9 @@ what it replaces and copied into it. Nothing of a file becomes a part of the mod
 end of moments that are too small.
 """
 
-import copy
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from inspect import signature
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,8 +18,9 @@ from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from sb3_cir.runs import optimizer_state
 from sb3_cir.runs.files import Arrays, DamagedError, short
-from sb3_cir.update import parameters_of
+from sb3_cir.runs.optimizer_state import Form, arguments_of, form, to_array
 
 VARIABLES = "variables"
 # What an optimiser keeps that is never below zero. It takes the root of some of it.
@@ -32,8 +31,6 @@ LARGEST_COUNT = 4096
 NOT_LEARNED = {"ent_coef_tensor"}
 # What wrappers put into the names of weights. No module but torch.compile's has a part of the first name.
 COMPILED, PARALLEL = "_orig_mod.", "module."
-
-NUMPYS = (th.float16, th.float32, th.float64)
 
 Value = TypeVar("Value")
 
@@ -74,9 +71,10 @@ def take(model: BaseAlgorithm) -> dict[str, np.ndarray]:
     extra = [f"{name}/{key}" for name, module in modules(model).items() for key in module.state_dict() if _is_extra(key)]
     if extra:
         warnings.warn(f"{', '.join(extra)}: what get_extra_state() gives is not saved.", stacklevel=2)
-    # Other than at first: a file of an optimiser that counts nothing has none of them.
-    counts = [(name, group[key]) for name, of, group, key in _group_counts(model) if group[key] != of.defaults.get(key)]
-    return {name: to_array(value) for name, value in (*_fixed(model).items(), *_moments(model), *counts)}
+    learned = {
+        f"{name}/{key}": array for name, each in optimizers(model).items() for key, array in optimizer_state.take(each).items()
+    }
+    return {name: to_array(value) for name, value in _fixed(model).items()} | learned
 
 
 def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
@@ -91,16 +89,16 @@ def learning_rates(model: BaseAlgorithm) -> dict[str, list[float]]:
     }
 
 
-def _groups(model: BaseAlgorithm) -> Iterator[dict[str, Any]]:
-    return (group for each in optimizers(model).values() for group in each.param_groups)
-
-
 def settings(model: BaseAlgorithm) -> list[dict[str, Any]]:
     """
     :param model: A model
     :return: What its optimisers were made with, of each group of parameters, but for the learning rate
     """
-    return [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in _groups(model)]
+    return [
+        {name: value for name, value in group.items() if name in arguments_of(each) and name not in ("params", "lr")}
+        for each in optimizers(model).values()
+        for group in each.param_groups
+    ]
 
 
 def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
@@ -108,7 +106,8 @@ def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
     :param model: A model whose optimisers have got the state of others, and with it their settings
     :param settings: Its own
     """
-    for group, own in zip(_groups(model), settings, strict=True):
+    groups = (group for each in optimizers(model).values() for group in each.param_groups)
+    for group, own in zip(groups, settings, strict=True):
         group.update(own)
 
 
@@ -141,30 +140,6 @@ def _fixed(model: BaseAlgorithm) -> dict[str, th.Tensor]:
 def _is_extra(key: str) -> bool:
     """Whether a module's ``get_extra_state()`` gave it, which may be anything, and no tensor of the module's own."""
     return key.rpartition(".")[2] == "_extra_state"
-
-
-def _group_counts(model: BaseAlgorithm) -> Iterator[tuple[str, th.optim.Optimizer, dict[str, Any], str]]:
-    """
-    What optimisers such as Prodigy or a schedule-free Adam count for a whole group of parameters: the numbers of a group that
-    are none of the optimiser's arguments.
-
-    :param model: A model
-    :return: Of each number its name in a file, the optimiser, the group, and its name there
-    """
-    for name, optimizer in optimizers(model).items():
-        asked = {each for kind in type(optimizer).__mro__ if "__init__" in vars(kind) for each in signature(kind).parameters}
-        for index, group in enumerate(optimizer.param_groups):
-            for key, value in list(group.items()):
-                if key not in asked and isinstance(value, (int, float)):
-                    yield f"{name}/group {index}/{key}", optimizer, group, key
-
-
-def _moments(model: BaseAlgorithm) -> Iterator[tuple[str, Any]]:
-    for name, optimizer in optimizers(model).items():
-        for index, parameter in enumerate(parameters_of(optimizer)):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    yield f"{name}/{index}/{key}", value
 
 
 def unwrapped(arrays: Mapping[str, Value], known: Collection[str], what: str = "") -> dict[str, Value]:
@@ -208,19 +183,6 @@ def _plain_name(name: str, known: Collection[str]) -> str:
     return plain
 
 
-def to_array(value: Any) -> np.ndarray:
-    """
-    :param value: A tensor, or a number that an optimiser keeps
-    :return: The same as an array
-    """
-    if not isinstance(value, th.Tensor):
-        return np.array(value, np.float64)
-    value = value.detach().cpu()
-    # NumPy has no bfloat16 and no float8. float32 holds each of their values.
-    array: np.ndarray = (value.float() if value.is_floating_point() and value.dtype not in NUMPYS else value).numpy()
-    return array
-
-
 def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) -> None:
     """
     :param model: A model
@@ -230,32 +192,35 @@ def check(model: BaseAlgorithm, arrays: Arrays, what: str, finite: bool = True) 
     :raises ValueError: If one is missing, is too many, has another shape or kind of number, or is not finite.
     """
     own = {name: to_array(value) for name, value in _fixed(model).items()}
-    expected = {name: (value.shape, value.dtype) for name, value in own.items()}
+    expected = {name: [form(value)] for name, value in own.items()}
     arrays = unwrapped(arrays, expected, what)
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    moments = {name: (value.shape, value.dtype) for name, value in _expected_moments(model).items()}
-    allowed = moments | {name: ((), np.dtype(np.float64)) for name, *_ in _group_counts(model)}
+    of_optimizers = {name: optimizer_state.Expected(each) for name, each in optimizers(model).items()}
+    learnable = {f"{name}/{key}": forms for name, each in of_optimizers.items() for key, forms in each.forms.items()}
     learned = any(name.startswith(f"{VARIABLES}/log_ent_coef") for name in arrays)
     if "log_ent_coef" in vars(model) and learned != (f"{VARIABLES}/log_ent_coef" in expected):
         kind = "learned" if learned else "fixed"
         raise ValueError(f"ent_coef={vars(model).get('ent_coef')!r}: the temperature of {what} was {kind}.")
-    for name in dict.fromkeys([*expected, *found]):
-        was, is_now = found.get(name), expected.get(name, allowed.get(name))
-        if was != is_now:
+    for name in dict.fromkeys([*expected, *arrays]):
+        was, is_now = form(arrays[name]) if name in arrays else None, expected.get(name, learnable.get(name, [None]))
+        if was not in is_now:
             raise ValueError(
                 f"policy_kwargs, or the environment, are not those of {what}: {short(name)} was {_say(was)} "
-                f"and is {_say(is_now)}."
+                f"and is {_say(is_now[0])}."
             )
     for name, array in arrays.items():
         # A mask, such as attention's, has its infinities from the start.
         if finite and array.dtype.kind == "f" and (bad := ~np.isfinite(array) & (array != own.get(name))).any():
             raise ValueError(f"{what}: {name} has {array[bad][0]} in it.")
-        if name in moments and name.rpartition("/")[2] in SQUARES and (array < 0).any():
+        if name in learnable and name.rpartition("/")[2] in SQUARES and (array < 0).any():
             raise ValueError(f"{what}: {name} has {array.min()} in it, which is never below zero.")
-    for name in {name.rpartition("/")[0] for name in moments if name in arrays}:
-        missing = [each for each in moments if each.rpartition("/")[0] == name and each not in arrays]
-        if missing:
-            raise ValueError(f"{what}: {missing[0]} is missing.")
+    for name, each in of_optimizers.items():
+        for missing in each.missing(set(_part(arrays, name))):
+            raise ValueError(f"{what}: {name}/{missing} is missing.")
+
+
+def _part(arrays: Arrays, name: str) -> dict[str, np.ndarray]:
+    """What there is of a module or an optimiser, by its names there."""
+    return {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
 
 
 def check_rates(model: BaseAlgorithm, rates: Mapping[str, list[float]], what: str) -> None:
@@ -352,7 +317,7 @@ def rehearse(model: Any, arrays: Arrays, what: str) -> None:
             )
 
 
-def _say(form: tuple[tuple[int, ...], np.dtype[Any]] | None) -> str:
+def _say(form: Form | None) -> str:
     return "not there" if form is None else f"{form[0]} ({form[1]})"
 
 
@@ -369,58 +334,10 @@ def put(model: BaseAlgorithm, arrays: Arrays, rates: Mapping[str, list[float]]) 
     with th.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(th.from_numpy(arrays[name]))
-        for name, _, group, key in _group_counts(model):
-            if name in arrays:
-                group[key] = type(group[key])(arrays[name])
         for name, optimizer in optimizers(model).items():
-            _put_moments(name, optimizer, arrays)
+            optimizer_state.Expected(optimizer).put(optimizer, _part(arrays, name))
             for group, rate in zip(optimizer.param_groups, rates.get(name, []), strict=False):
                 if isinstance(group["lr"], th.Tensor):
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
-
-
-def _put_moments(name: str, optimizer: th.optim.Optimizer, arrays: Arrays) -> None:
-    optimizer.state.clear()
-    for index, (parameter, state) in enumerate(zip(parameters_of(optimizer), _first_moments(optimizer), strict=True)):
-        kept = {key: arrays[f"{name}/{index}/{key}"] for key in state if f"{name}/{index}/{key}" in arrays}
-        for key, array in kept.items():
-            value = state[key]
-            if isinstance(value, th.Tensor):
-                value.copy_(th.from_numpy(array))
-            else:
-                state[key] = type(value)(array)
-        if kept:
-            optimizer.state[parameter] = state
-
-
-def _expected_moments(model: BaseAlgorithm) -> dict[str, np.ndarray]:
-    return {
-        f"{name}/{index}/{key}": to_array(value)
-        for name, optimizer in optimizers(model).items()
-        for index, state in enumerate(_first_moments(optimizer))
-        for key, value in state.items()
-        if value is not None
-    }
-
-
-def _first_moments(optimizer: th.optim.Optimizer) -> list[dict[str, Any]]:
-    """
-    :param optimizer: Any optimiser
-    :return: What it keeps of each parameter, as the first step of another of its kind makes it
-    """
-    groups = [
-        group | {"params": [th.zeros_like(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
-    ]
-    kind: Any = type(optimizer)  # whose arguments are not those of their base class
-    try:
-        other = kind(groups)
-    except TypeError:  # It asks for more, such as a learning rate, which nobody here knows the names of.
-        other = object.__new__(kind)
-        vars(other).update(copy.deepcopy(vars(optimizer)))
-        other.state.clear()
-    for parameter in parameters_of(other):
-        parameter.grad = th.zeros_like(parameter)
-    other.step()
-    return [dict(other.state[parameter]) for parameter in parameters_of(other)]
