@@ -12,6 +12,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from sb3_cir.baselines.simba import HorizonDefaults, NormalizesObservations, ObservesWhileActing, SimbaActor
 from sb3_cir.cir import CIR
 from sb3_cir.policies import CIRPolicy, ForImages, check_activation, check_least
+from sb3_cir.runs import rows
 from sb3_cir.smr import SMR
 
 
@@ -68,9 +69,10 @@ class ShortensReturns(SMR):
         :param gradient_steps: Number of batches
         :param batch_size: Transitions in a batch
         """
-        buffer, limit = self.replay_buffer, self.long_return_updates
-        if isinstance(buffer, NStepReplayBuffer) and limit is not None and self._n_updates >= limit:
-            buffer.n_steps = 1
+        if self.long_return_updates is not None and self._n_updates >= self.long_return_updates:
+            for buffer in rows.parts_of(self).values():
+                if isinstance(buffer, NStepReplayBuffer):
+                    buffer.n_steps = 1
         super().train(gradient_steps, batch_size)
 
 

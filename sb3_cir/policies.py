@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -25,6 +25,9 @@ from sb3_cir.networks import UShape, UShapeCritic, check_widths, ends_in_float32
 
 class ConcatCritic(ContinuousCritic):
     """A critic whose networks see features and actions side by side. A shared features extractor learns nothing from it."""
+
+    # Whether what it gives is values, one for each of its networks, and no distributions of them.
+    gives_values: ClassVar[bool] = True
 
     def network_input(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """
@@ -415,8 +418,20 @@ def check_n_critics(policy_kwargs: dict[str, Any]) -> None:
     :raises ValueError: If ``n_critics`` is among them and below 1.
     """
     n_critics = policy_kwargs.get("n_critics", 1)
-    if not (is_number(n_critics, whole=True) and n_critics >= 1):
-        raise ValueError(f"n_critics={policy_kwargs['n_critics']!r}: at least 1 critic is needed.")
+    if not (isinstance(n_critics, (int, np.integer)) and n_critics >= 1):
+        raise ValueError(f"n_critics={n_critics!r}: at least 1 critic is needed, and a whole number of them.")
+
+
+def check_gives_values(model: Any) -> None:
+    """
+    :param model: A model whose critics are made
+    :raises ValueError: If they give distributions, whose bins or quantiles it would take for as many critics' values.
+    """
+    if not getattr(model.critic, "gives_values", True):
+        raise ValueError(
+            f"policy={type(model.policy).__name__}: its critics give distributions, and {type(model).__name__} learns from "
+            f"values. Pass 'MlpPolicy', which is {model.policy_aliases['MlpPolicy'].__name__}."
+        )
 
 
 def own_policy_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:

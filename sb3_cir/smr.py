@@ -25,6 +25,7 @@ from sb3_cir.policies import (
     SMRMultiInputPolicy,
     SMRPolicy,
     check_action_space,
+    check_gives_values,
     check_observed,
     is_number,
     own_policy_kwargs,
@@ -66,6 +67,7 @@ class SMR(Resumable, SAC):
         that no Gaussian policy can act in.
     """
 
+    learns_distributions: ClassVar[bool] = False
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": SMRPolicy,
         "CnnPolicy": SMRCnnPolicy,
@@ -106,6 +108,8 @@ class SMR(Resumable, SAC):
         warn_of_sb3s_policy(self)
         super()._setup_model()
         check_observed(self)
+        if not self.learns_distributions:
+            check_gives_values(self)
         self._losses = Losses(self.device.type, self.verbose)
         self._losses.compiling = self.compile is True
         if self.device.type == "cpu":

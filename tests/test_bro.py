@@ -224,6 +224,8 @@ def test_settings_of_the_original() -> None:
     assert model.critic.q_network(th.zeros(2, 7, 3)).shape == (2, 7, 100)
     (group,) = model.critic.optimizer.param_groups
     assert (group["weight_decay"], group["decoupled_weight_decay"]) == (1e-4, True)
+    other = BRO("MlpPolicy", Walk(), buffer_size=10, device="cpu", policy_kwargs=dict(optimizer_class=th.optim.Rprop))
+    assert type(other.critic.optimizer) is th.optim.Rprop
     assert model.ent_coef_optimizer.defaults["betas"] == model.adjustment_optimizer.defaults["betas"] == (0.5, 0.999)
 
 

@@ -1,5 +1,6 @@
 """CIR in SimBa's setting. That it is the arm that was measured is in the screen's test."""
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from torch import nn
 from sb3_cir import CIR
 from sb3_cir.baselines import FlashSAC, SimBa
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
-from sb3_cir.buffers import RecencyReplayBuffer
+from sb3_cir.buffers import RecencyReplayBuffer, SymmetricReplayBuffer
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.cir_simba import CIRSimBa, CIRSimBaPolicy
 from sb3_cir.policies import DictExtractor
+from sb3_cir.runs import rows
 from sb3_cir.smr import SMR
 
 
@@ -127,6 +129,14 @@ def test_returns_become_shorter(tmp_path: Path) -> None:
         other.learn(40)
         assert other.replay_buffer.n_steps == 1
     assert build(long_return_updates=None).learn(60).replay_buffer.n_steps == 3
+    pair: dict[str, Any] = dict(replay_buffer_class=SymmetricReplayBuffer, replay_buffer_kwargs=dict(n_steps=3, gamma=0.99))
+    of_both = build(long_return_updates=20, learning_starts=0, **pair)
+    of_both.replay_buffer.offline = copy.deepcopy(model.replay_buffer)
+    of_both.replay_buffer.offline.n_steps = 3
+    of_both.learn(8)
+    assert [each.n_steps for each in rows.parts_of(of_both).values()] == [3, 3]
+    of_both.learn(20, reset_num_timesteps=False)
+    assert [each.n_steps for each in rows.parts_of(of_both).values()] == [1, 1]
     with pytest.raises(ValueError, match="long_return_updates=-1: it must be a number of at least 0"):
         build(long_return_updates=-1)
 

@@ -19,6 +19,8 @@ from torch import nn
 
 from sb3_cir import CIR, envs
 from sb3_cir.baselines import SMR, TD7, BROFast, FlashSAC, SimBa, SimbaV2
+from sb3_cir.baselines.bro import BROPolicy
+from sb3_cir.baselines.flash_sac import FlashSACPolicy
 from sb3_cir.cir_simba import CIRSimBa
 
 BOX = spaces.Box(-1, 1, (2,))
@@ -44,6 +46,7 @@ BOX = spaces.Box(-1, 1, (2,))
         (dict(convex_coef="0.3"), r"convex_coef='0\.3': it must lie in \[0, 1\]"),
         (dict(sample_reuse=None), "sample_reuse=None: it must be a whole number of at least 1"),
         (dict(policy_kwargs=dict(n_critics=1.5)), r"n_critics=1\.5: at least 1 critic"),
+        (dict(policy_kwargs=dict(n_critics=2.0)), r"n_critics=2\.0: at least 1 critic is needed, and a whole number"),
         (dict(policy_kwargs=dict(critic_weight_decay="1")), "critic_weight_decay=1: it must not be negative"),
         (
             dict(ent_coef="auto_x"),
@@ -311,6 +314,16 @@ def test_large_but_finite() -> None:
     model = small(Faulty("observation", largest, 5, spaces.Box(0.99 * largest, largest, (2,))), learning_starts=100)
     with np.errstate(over="ignore"):
         assert model.learn(10).replay_buffer.pos == 10
+
+
+@pytest.mark.parametrize("policy", [BROPolicy, FlashSACPolicy])
+@pytest.mark.parametrize("model_class", [CIR, SMR, SimBa])
+def test_critics_of_distributions(model_class: type[SMR], policy: type) -> None:
+    """Their quantiles or bins would count as so many critics."""
+    with pytest.raises(
+        ValueError, match=rf"policy={policy.__name__}: its critics give distributions, .* Pass 'MlpPolicy', which"
+    ):
+        model_class(policy, "Pendulum-v1", device="cpu", buffer_size=10)
 
 
 @pytest.mark.parametrize(

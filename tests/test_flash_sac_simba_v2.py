@@ -411,6 +411,14 @@ def test_refused(model_class: type[CategoricalSAC], arguments: dict[str, Any], s
         build(model_class, **arguments)
 
 
+@BOTH
+def test_rounds_of_an_episode_with_a_rate_that_does_not_fall(model_class: type[CategoricalSAC]) -> None:
+    rate = dict(learning_rate=1e-4, learning_rate_end=1e-4)
+    model = build(model_class, train_freq=(1, "episode"), gradient_steps=2, **rate).learn(60)
+    assert model._n_updates > 0
+    assert model.critic.optimizer.param_groups[0]["lr"] == 1e-4
+
+
 @pytest.mark.parametrize(
     "arguments", [dict(policy_delay=0), dict(noise_longest=1.5), dict(target_std=0.0)], ids=lambda each: next(iter(each))
 )

@@ -596,6 +596,11 @@ def test_replay_buffers_that_are_refused(tmp_path: Path) -> None:
     loaded = small("Pendulum-v1")
     loaded.load_replay_buffer(tmp_path / "buffer.pkl")
     assert loaded.replay_buffer.pos == 50
+    five = small("Pendulum-v1", n_steps=5, gamma=0.9).learn(30)
+    OffPolicyAlgorithm.save_replay_buffer(five, tmp_path / "five.pkl")
+    three = small("Pendulum-v1", n_steps=3)
+    three.load_replay_buffer(tmp_path / "five.pkl")  # its rows, not the steps and the discount of its returns
+    assert (three.replay_buffer.pos, three.replay_buffer.n_steps, three.replay_buffer.gamma) == (30, 3, 0.99)
     path = tmp_path / "buffer.safetensors"
     model.save_replay_buffer(path)
     for other, message in (

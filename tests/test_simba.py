@@ -339,6 +339,9 @@ def test_defaults() -> None:
         (group,) = network.optimizer.param_groups
         assert (group["lr"], group["weight_decay"]) == (1e-4, 0.01)
         assert len(group["params"]) == len(list(network.parameters()))
+    # What another optimiser makes of a weight decay is its own affair.
+    other = SimBa("MlpPolicy", "Pendulum-v1", buffer_size=10, device="cpu", policy_kwargs=dict(optimizer_class=th.optim.Adam))
+    assert other.critic.optimizer.param_groups[0]["weight_decay"] == 0
     smr = SimBaSMR("MlpPolicy", "Pendulum-v1", buffer_size=10, device="cpu")
     assert (smr.gradient_steps, smr.sample_reuse) == (1, 2)
 

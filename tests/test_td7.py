@@ -414,6 +414,11 @@ def test_numbers_that_cannot_be(given: dict[str, Any]) -> None:
         build(**given)
 
 
+def test_no_critics() -> None:
+    with pytest.raises(ValueError, match="n_critics=0: at least 1 critic"):
+        build(policy_kwargs=dict(n_critics=0))
+
+
 def test_a_huber_loss_that_would_be_0() -> None:
     with pytest.raises(ValueError, match=r"min_priority=0: it must be above 0\."):
         build(min_priority=0)

@@ -154,6 +154,8 @@ class BROCritic(ConcatCritic):
     :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
     """
 
+    gives_values: ClassVar[bool] = False
+
     def __init__(self, *, n_critics: int = 2, n_quantiles: int = 100, **kwargs: Any):
         # No network of SB3's own: that below takes its place.
         super().__init__(n_critics=0, **kwargs)
@@ -184,7 +186,8 @@ class BROPolicy(SavesSharing):
     :param n_quantiles: Number of quantiles of each critic
     :param std_multiplier: Standard deviation of the second actor as a multiple of the first one's
     :param optimizer_class: Optimiser of actors and critics
-    :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=1e-4)``, on all parameters, as optax' AdamW has it.
+    :param optimizer_kwargs: Its arguments. Default of :class:`FusedAdamW`: ``dict(weight_decay=1e-4)``, on all parameters, as
+        optax' AdamW has it.
     :param kwargs: What else SB3's ``SACPolicy`` takes
     :raises ValueError: If a list of ``net_arch`` is empty or unequal, or if there is no critic.
     """
@@ -207,13 +210,15 @@ class BROPolicy(SavesSharing):
         self.n_quantiles = n_quantiles
         self.std_multiplier = std_multiplier
         self.exploring = False
+        if optimizer_kwargs is None and issubclass(optimizer_class, FusedAdamW):
+            optimizer_kwargs = dict(weight_decay=1e-4)
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
             dict(pi=[256], qf=[512, 512]) if net_arch is None else net_arch,
             optimizer_class=optimizer_class,
-            optimizer_kwargs=dict(weight_decay=1e-4) if optimizer_kwargs is None else optimizer_kwargs,
+            optimizer_kwargs=optimizer_kwargs,
             **kwargs,
         )
 
@@ -328,6 +333,7 @@ class BRO(SMR):
         method fixes.
     """
 
+    learns_distributions: ClassVar[bool] = True
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": BROPolicy}
     fixed_arguments = ("sample_reuse", "entropy_in_target", "use_sde")
     counters = (*SMR.counters, "n_resets")

@@ -93,6 +93,7 @@ class CategoricalCritic(ConcatCritic):
     :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
     """
 
+    gives_values: ClassVar[bool] = False
     bins: th.Tensor
 
     def __init__(self, *, encoder: Encoder, head: Head, n_critics: int, n_bins: int, largest_value: float, **kwargs: Any):
@@ -235,6 +236,7 @@ class ScalesRewards(Resumable):
     environments, so that ``return_scale`` brings rewards to the critic's grid.
     """
 
+    learns_distributions: ClassVar[bool] = True
     per_environment: ClassVar[tuple[str, ...]] = ("return_scale/returns",)
     return_scale_class: ClassVar[type[ReturnScale]] = ReturnScale
     return_scale: ReturnScale
@@ -336,7 +338,8 @@ class CategoricalSAC(ScalesRewards, SAC):
         super()._setup_model()
         check_observed(self)
         assert isinstance(self.train_freq, TrainFreq)
-        if self.gradient_steps >= 0 and self.train_freq.unit != TrainFrequencyUnit.STEP:
+        falls = callable(self.learning_rate) or self._lowest_rate(self.learning_rate) < self.learning_rate
+        if falls and self.gradient_steps >= 0 and self.train_freq.unit != TrainFrequencyUnit.STEP:
             raise ValueError(
                 f"train_freq=({self.train_freq.frequency}, 'episode') with gradient_steps={self.gradient_steps}: nobody knows "
                 "how many updates there will be, over which the learning rate falls. Count train_freq in steps, or take "
@@ -519,8 +522,11 @@ class CategoricalSAC(ScalesRewards, SAC):
         remaining = max(1 - n_steps / n_planned, 0.0) if n_planned > 0 else 1.0
         if callable(self.learning_rate):
             return float(self.lr_schedule(remaining))
-        end = self.learning_rate / 2 if self.learning_rate_end is None else min(self.learning_rate_end, self.learning_rate)
+        end = self._lowest_rate(self.learning_rate)
         return end + (self.learning_rate - end) * self._shape_of_fall(remaining)
+
+    def _lowest_rate(self, rate: float) -> float:
+        return rate / 2 if self.learning_rate_end is None else min(self.learning_rate_end, rate)
 
     def _shape_of_fall(self, remaining: float) -> float:
         """

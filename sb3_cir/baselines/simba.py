@@ -227,6 +227,8 @@ class SimbaQuantileCritic(SimbaCritic):
     :param n_quantiles: Number of quantiles that each critic estimates
     """
 
+    gives_values: ClassVar[bool] = False
+
     def __init__(self, *, n_quantiles: int, **kwargs: Any):
         super().__init__(n_outputs=n_quantiles, **kwargs)
         self.n_quantiles = n_quantiles
@@ -283,7 +285,8 @@ class SimbaPolicy(NormalizesObservations):
         list). Default: the original's ``dict(pi=[128], qf=[512, 512])``.
     :param n_quantiles: Number of quantiles of each critic, for TQC
     :param optimizer_class: AdamW
-    :param optimizer_kwargs: Its arguments. Default: ``dict(weight_decay=0.01)``, on all parameters, as the original's.
+    :param optimizer_kwargs: Its arguments. Default of AdamW: ``dict(weight_decay=0.01)``, on all parameters, as the
+        original's.
     :param kwargs: What else :class:`NormalizesObservations` and SB3's ``SACPolicy`` take
     :raises ValueError: If a list of ``net_arch`` is empty or unequal, if there is no critic, or if statistics would not be
         shared.
@@ -304,13 +307,15 @@ class SimbaPolicy(NormalizesObservations):
         check_n_critics(kwargs)
         check_activation(type(self), kwargs)
         self.n_quantiles = n_quantiles
+        if optimizer_kwargs is None and issubclass(optimizer_class, th.optim.AdamW):
+            optimizer_kwargs = dict(weight_decay=1e-2)
         super().__init__(
             observation_space,
             action_space,
             lr_schedule,
             dict(pi=[128], qf=[512, 512]) if net_arch is None else net_arch,
             optimizer_class=optimizer_class,
-            optimizer_kwargs=dict(weight_decay=1e-2) if optimizer_kwargs is None else optimizer_kwargs,
+            optimizer_kwargs=optimizer_kwargs,
             **kwargs,
         )
 

@@ -30,6 +30,7 @@ from sb3_cir.policies import (
     check_action_space,
     check_fixed_arguments,
     check_least,
+    check_n_critics,
     check_policy,
     check_vectors,
     is_number,
@@ -121,7 +122,8 @@ class TD7Policy(TD3Policy):
     :param net_arch: Hidden layers of actor and critics. Default: the original's ``[256, 256]``.
     :param encoder_width: Size of the encoder's layers and of the embeddings
     :param optimizer_class: Optimiser of actor, critics and encoder
-    :param kwargs: What else SB3's ``TD3Policy`` takes. Actor, critics and encoder see observations through a
+    :param kwargs: What else SB3's ``TD3Policy`` takes. ``activation_fn`` is the actor's alone: critics and encoder have the
+        original's ELU. Actor, critics and encoder see observations through a
         ``features_extractor_class`` alone, each through one of its own. With ``share_features_extractor`` the critics use the
         actor's, which learns by the actor's loss alone.
     """
@@ -137,6 +139,7 @@ class TD7Policy(TD3Policy):
         optimizer_class: type[th.optim.Optimizer] = FusedAdam,
         **kwargs: Any,
     ):
+        check_n_critics(kwargs)
         self.encoder_width = encoder_width
         self.from_checkpoint = True
         net_arch = [256, 256] if net_arch is None else net_arch

@@ -27,7 +27,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
-from sb3_cir.runs import arguments, checkpoint, files, parameters, state
+from sb3_cir.runs import arguments, checkpoint, files, optimizer_state, parameters, state
 from sb3_cir.runs.files import DamagedError, File, short
 from sb3_cir.runs.plain import Argument, Model, from_plain, validate
 
@@ -267,7 +267,7 @@ def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, n
     for name, value in tensors.items():
         if name.rpartition("/")[2] not in parameters.NOT_LEARNED:
             try:
-                arrays[name] = parameters.to_array(value)
+                arrays[name] = optimizer_state.to_array(value)
             except (RuntimeError, TypeError, ValueError) as error:
                 raise DamagedError(f"{what}: {short(name)} is no array of numbers ({short(str(error))}).") from error
     return arrays, rates

@@ -74,6 +74,8 @@ def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, 
         if pickled is not None and type(pickled) is not kind:  # SB3 would learn from another kind than the method's
             model.replay_buffer = own
             _put(model, *_rows_of(pickled), truncate, what)
+        elif isinstance(pickled, NStepReplayBuffer) and isinstance(own, NStepReplayBuffer):
+            pickled.n_steps, pickled.gamma = own.n_steps, own.gamma
         return
     said, arrays = files.read_arrays(path, what)
     manifest = validate(Buffer, files.read_json(said, what), what)
