@@ -94,7 +94,7 @@ def refuse_n_steps(buffer: object, kwargs: dict[str, Any]) -> None:
 
 class RecencyWeighted:
     """
-    To stand before a replay buffer: new transitions are drawn more often than old ones.
+    Mixin for a replay buffer: new transitions are drawn more often than old ones.
 
     The weight of a transition is ``max(min_weight, decay ** age)``. Its age is the number of steps added since, so that of the
     newest is 0. Where several environments step together, their transitions of one step have one age. Drawing takes the same

@@ -56,7 +56,7 @@ class CIRSimBaCnnPolicy(ForImages, CIRSimBaPolicy):
 
 class ShortensReturns(SMR):
     """
-    To stand before an algorithm: after ``long_return_updates`` updates its returns are over one step. SB3's n-step replay
+    Mixin for an algorithm: after ``long_return_updates`` updates its returns are over one step. SB3's n-step replay
     buffers make returns as they are sampled, so that what is stored serves both.
     """
 
@@ -86,9 +86,9 @@ class CIRSimBa(ShortensReturns, ObservesWhileActing, HorizonDefaults, CIR):
     - The temperature begins at 0.01, towards an entropy of minus half a nat for each action. CIR's own begins at 1, towards
       minus one nat, so that entropy is most of what the critics learn at first where there are many actions.
     - Observations are normalised by running statistics (RSNorm), which are saved with the policy.
-    - Targets have the rewards of three steps. The actor runs ahead of the critics, so that each target counts by how much they
-      overrate its next action, and targets of targets count it again: once in three steps in place of once in each. After
-      50,000 updates they are over one step: the actions of older policies are in longer ones, uncorrected, and with them
+    - Targets have the rewards of three steps. The actor runs ahead of the critics, which overrate its next action. Each target
+      adds this error once more: with three-step returns once in three steps, not once in each. After 50,000 updates they are
+      over one step: the actions of older policies are in longer ones, uncorrected, and with them
       returns came to a halt on walker-walk.
 
     This is no method of the paper. What is known of it stands under "Hard tasks" in ``benchmarks/README.md``.

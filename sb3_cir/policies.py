@@ -235,7 +235,7 @@ ACTORS: dict[str, type[CIRActor]] = {"CIR": CIRActor, "ActorLN": LayerNormActor,
 
 
 class SavesSharing(SACPolicy):
-    """SB3's, and a policy that is saved comes back with as many features extractors as it had. SB3's has two then."""
+    """SB3's policy. A loaded one has as many features extractors as the saved one, where SB3's always has two."""
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "share_features_extractor": self.share_features_extractor}
@@ -380,14 +380,14 @@ class DictExtractor(CombinedExtractor):
 
 
 class ForImages(SACPolicy):
-    """For a policy, to stand before it: SB3's ``NatureCNN`` is the default features extractor."""
+    """Mixin for a policy: SB3's ``NatureCNN`` is the default features extractor."""
 
     def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any):
         super().__init__(*args, **kwargs | {"features_extractor_class": features_extractor_class})
 
 
 class ForDicts(SACPolicy):
-    """For a policy, to stand before it: :class:`DictExtractor` is the default features extractor."""
+    """Mixin for a policy: :class:`DictExtractor` is the default features extractor."""
 
     def __init__(self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = DictExtractor, **kwargs: Any):
         super().__init__(*args, **kwargs | {"features_extractor_class": features_extractor_class})

@@ -232,7 +232,7 @@ class CategoricalPolicy(SavesSharing):
 
 class ScalesRewards(Resumable):
     """
-    To stand before an off-policy algorithm whose critic is a :class:`CategoricalCritic`: watches the returns of its
+    Mixin for an off-policy algorithm whose critic is a :class:`CategoricalCritic`: watches the returns of its
     environments, so that ``return_scale`` brings rewards to the critic's grid.
     """
 

@@ -243,7 +243,7 @@ class SimbaQuantileCritic(SimbaCritic):
 
 class NormalizesObservations(SavesSharing):
     """
-    For a policy, to stand before it: observations go through :class:`RSNorm`, one for actor, critics and target critics.
+    Mixin for a policy: observations go through :class:`RSNorm`, one for actor, critics and target critics.
 
     :param features_extractor_class: What observations go through
     :param share_features_extractor: Whether the critics use the actor's features extractor. With :class:`RSNorm` they must,
@@ -377,7 +377,7 @@ def _first_count(env: VecEnv, name: str) -> float | None:
 
 class HorizonDefaults(SAC):
     """
-    To stand before an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``.
+    Mixin for an algorithm: what SimBa and SimbaV2 make of ``gamma="auto"`` and ``target_entropy="auto"``.
 
     :raises ValueError: If ``gamma`` is another text.
     """
@@ -395,7 +395,7 @@ class HorizonDefaults(SAC):
 
 
 class ObservesWhileActing(SAC):
-    """To stand before an algorithm: each observation it acts on while learning counts once in :class:`RSNorm`'s statistics."""
+    """Mixin for an algorithm: each observation it acts on while learning counts once in :class:`RSNorm`'s statistics."""
 
     observes = True
 

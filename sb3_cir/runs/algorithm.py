@@ -45,7 +45,7 @@ class Saver(Protocol):
 
 class Resumable(OffPolicyAlgorithm):
     """
-    For an off-policy algorithm of SB3, to stand before it: ``class SMR(Resumable, SAC)``, or ``SAC = resumable(SAC)``.
+    Mixin for an off-policy algorithm of SB3: ``class SMR(Resumable, SAC)``, or ``SAC = resumable(SAC)``.
 
     Its runs can be resumed from the checkpoints of a :class:`~sb3_cir.callbacks.Checkpoint`, end with a clear error where an
     environment gives what cannot be learned from, and its models are saved so that no pickle is needed to load them.

@@ -2,8 +2,8 @@
 What optimisers learn, as arrays by name and back: ``<index of the parameter>/<name>`` is what one keeps of a parameter, and
 ``group <index>/<name>`` what one such as Prodigy counts for a whole group of them.
 
-Which there are is what two rehearsals say, never a file: others of the same class take their first steps on parameters that
-begin at 0 and at 1.
+Two rehearsals decide which arrays there are, never a file: new optimisers of the same class take their first steps, on
+parameters that begin at 0 and at 1.
 """
 
 import copy

@@ -1,8 +1,8 @@
 """
 Networks, optimisers and learned numbers of a model as arrays by name, and back.
 
-Which there are is what SB3's ``_get_torch_save_params()`` of the model says, never a file. What a file has is compared with
-what it replaces and copied into it. Nothing of a file becomes a part of the model: an optimiser's kernel would run past the
+SB3's ``_get_torch_save_params()`` of the model decides which there are, never a file. What a file has is compared with what
+it replaces and copied into it. Nothing of a file becomes a part of the model: an optimiser's kernel would run past the
 end of moments that are too small.
 """
 
