@@ -286,5 +286,10 @@ def of_group(*groups: str) -> list[Task]:
     """
     :param groups: ``dmc_easy_medium``, ``dmc_hard``, ``humanoid_bench``, ``humanoid_bench_wider``, ``odrl`` or ``odrl_other``
     :return: Their tasks
+    :raises ValueError: If there is no such group.
     """
+    known = list(dict.fromkeys(task.group for task in _ALL))
+    for group in groups:
+        if group not in known:
+            raise ValueError(f"There is no group {group!r} of tasks: it must be one of {', '.join(known)}.")
     return [task for task in _ALL if task.group in groups]

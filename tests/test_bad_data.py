@@ -19,7 +19,7 @@ from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb3_cir import CIR
 from sb3_cir.baselines import SACTanh, SimBa
@@ -122,6 +122,23 @@ def test_observation_of_a_kind_that_would_be_cut_off() -> None:
     assert small(env, learning_starts=100).learn(9).replay_buffer.pos == 9
     env = make(n_envs=1, bad=0, fault="observation", value=[0.5, 0.5])
     assert small(env, learning_starts=100).learn(9).replay_buffer.pos == 9
+    for value in (np.array([7.0, 255.0]), np.array([[3, 4]], np.uint8)):  # whole, and with an axis that NumPy leaves out
+        for step in (2, 3):
+            env = make(n_envs=1, bad=0, fault="observation", value=value, space=IMAGE, step=step)
+            buffer = small(env, learning_starts=100).learn(9).replay_buffer
+            np.testing.assert_array_equal(buffer.next_observations[step - 1, 0], value.reshape(2))
+    for value, named in ((np.array([300.0, 0.0]), "300.0"), (np.array([-1.0, 0.0]), "-1.0"), (np.array([np.nan, 0.0]), "nan")):
+        env = make(fault="observation", value=value, space=IMAGE)
+        learn_until(BadDataError, f"^float64 {named} in the observation of environment 1 at step 4, where uint8", env, 1)
+
+
+@pytest.mark.parametrize("extra", [np.nan, [[1.0], [1.0, 2.0]]], ids=["nan", "ragged"])
+def test_entries_that_a_dict_space_does_not_have(extra: Any) -> None:
+    """SB3 leaves them out; at an episode's end they are there still."""
+    for step in (2, 3):
+        value = dict(a=np.zeros(2), b=np.zeros(2), debug=extra)
+        env = make(n_envs=1, bad=0, fault="observation", value=value, space=PAIR, step=step)
+        assert small(env, "MultiInputPolicy", learning_starts=100).learn(9).replay_buffer.pos == 9
 
 
 @BOTH
@@ -271,6 +288,60 @@ def test_adapter_of_a_simulator(wrap: Any) -> None:
     """What it wraps has methods of the same names that return something else."""
     assert small(wrap(Adapter(Simulator(bad_step=0)))).learn(60).num_timesteps == 60
     learn_until(BadDataError, "^nan in the reward of environment 1 at step 4 after Adapter: ", wrap(Adapter(Simulator(2))), 1)
+
+
+class ResetsSome(VecEnv):
+    """A simulator of many environments that resets those that are done by its own ``reset``, and gives that more arguments."""
+
+    def __init__(self, bad_step: int = 0):
+        super().__init__(3, BOX, BOX)
+        self.bad_step, self.steps, self.lengths = bad_step, 0, np.array([3, 4, 5])
+
+    def reset(self, ids=None, seed=None):
+        rows = 3 if ids is None else len(ids)
+        return np.full((rows, 2), np.nan if self.steps == self.bad_step > 0 else 0.5, np.float32)
+
+    def step_async(self, actions):
+        self.steps += 1
+
+    def step_wait(self):
+        observations, dones = np.zeros((3, 2), np.float32), self.steps % self.lengths == 0
+        if dones.any():
+            observations[dones] = self.reset(np.flatnonzero(dones))
+        infos = [{"terminal_observation": np.ones(2, np.float32)} if done else {} for done in dones]
+        return observations, np.ones(3, np.float32), dones, infos
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        return [None] * self.num_envs
+
+    def set_attr(self, attr_name, value, indices=None):
+        pass
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        return [None] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+
+class Seeds(VecEnvWrapper):
+    """Resets what it wraps with arguments."""
+
+    def reset(self):
+        return self.venv.reset(seed=3)
+
+    def step_wait(self):
+        self.venv.reset([0, 2])
+        return self.venv.step_wait()
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, Seeds, lambda env: VecNormalize(Seeds(env))], ids=["", "seeds", "norm"])
+def test_resets_with_arguments(wrap: Any) -> None:
+    assert small(wrap(ResetsSome())).learn(60).num_timesteps == 60
+    learn_until(BadDataError, "^nan in the observation of environment 0 at step 18: ", wrap(ResetsSome(bad_step=6)), 5)
 
 
 class OwnStep(DummyVecEnv):

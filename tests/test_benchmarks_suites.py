@@ -39,6 +39,11 @@ def test_the_rows_of_the_papers_tables_are_the_tasks_of_a_group(group):
     assert names(group) == {task.name for task in of_group(group)}
 
 
+def test_a_group_that_there_is_not():
+    with pytest.raises(ValueError, match="There is no group 'dmc_hrad' of tasks: it must be one of dmc_easy_medium, dmc_hard"):
+        of_group("dmc_hrad")
+
+
 def test_success_scores_are_those_of_the_papers_table():
     table = [entry for entry in suites.published("humanoid_bench_success_scores") if entry["column"] == "Task success score"]
     assert {entry["row"]: float(entry["mean"]) for entry in table} == {

@@ -1,5 +1,7 @@
 """Observation and action spaces other than a float32 vector."""
 
+import copy
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -102,6 +104,29 @@ def test_an_action_is_repeated_to_the_end_of_the_episode(end: str) -> None:
     env.reset()
     assert env.step(np.zeros(1))[1:4] == (1 + 2, False, False)
     assert env.step(np.zeros(1))[1:4] == (3, end == "terminated", end == "truncated")
+
+
+@pytest.mark.parametrize("fps", [None, 30])
+def test_pictures_of_a_second(fps: int | None) -> None:
+    env = Counting("truncated")
+    env.metadata = {"render_modes": [], "render_fps": fps}
+    assert envs.ActionRepeat(env, 2).metadata["render_fps"] == (fps and fps / 2)
+
+
+def test_a_copy_keeps_the_protocol() -> None:
+    pytest.importorskip("dm_control", reason="needs the extra dmc")
+    env = envs.paper_protocol(copy.deepcopy(gym.make("dm_control/cartpole-balance-v0")))
+    assert env.get_wrapper_attr("repeat") == 2
+
+
+def test_bounds_that_float32_does_not_have() -> None:
+    env = Counting("truncated")
+    largest = np.finfo(np.float64).max
+    env.observation_space = spaces.Box(-largest, largest, (1,), np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flat = envs.FlatFloat32(env)
+    assert flat.observation_space == spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
 def test_flat_observations_are_float32() -> None:

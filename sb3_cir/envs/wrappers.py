@@ -24,7 +24,7 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
         gym.utils.RecordConstructorArgs.__init__(self, repeat=repeat)
         super().__init__(env)
         self.repeat = repeat
-        if "render_fps" in env.metadata:
+        if env.metadata.get("render_fps"):
             self.metadata = {**env.metadata, "render_fps": env.metadata["render_fps"] / repeat}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -51,7 +51,9 @@ class FlatFloat32(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstru
         flat = spaces.flatten_space(env.observation_space)
         if not isinstance(flat, spaces.Box):
             raise ValueError(f"{env.observation_space} has no fixed length: it cannot be made one vector.")
-        self.observation_space = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+        with np.errstate(over="ignore"):  # float64's largest number as a bound, which is none in float32
+            low, high = flat.low.astype(np.float32), flat.high.astype(np.float32)
+        self.observation_space = spaces.Box(low, high, dtype=np.float32)
 
     def observation(self, observation: Any) -> np.ndarray:
         return np.asarray(spaces.flatten(self.env.observation_space, observation), dtype=np.float32)
@@ -66,7 +68,9 @@ def paper_protocol(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     :param env: The environment as ``gymnasium.make`` makes it
     :return: The wrapped environment
     """
-    env_id = "" if env.spec is None else env.spec.id
+    # A copy of one of shimmy's environments has no spec.
+    from_shimmy = type(env.unwrapped).__module__.startswith("shimmy.dm_control")
+    env_id = env.spec.id if env.spec is not None else "dm_control/" if from_shimmy else ""
     repeat = action_repeat(env_id)
     if repeat > 1:
         return FlatFloat32(ActionRepeat(env, repeat))

@@ -198,6 +198,7 @@ class _Watcher:
         self.model = model
         self.domain = domain
         self.stepping = False
+        self.within_step = False  # of this environment's own
         self.originals: dict[str, Callable[..., Any]] = {}
         self.replaced: dict[str, Any] = {}
 
@@ -227,16 +228,19 @@ class _Watcher:
         """:return: The methods to stand in for"""
         return ["step_wait", "reset", *([] if _is_method_of(VecEnv, self.env.step) else ["step"])]
 
-    def step(self, actions: np.ndarray) -> Any:
-        return self.checked_step("step", actions)
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.checked_step("step", *args, **kwargs)
 
-    def step_wait(self) -> Any:
-        return self.checked_step("step_wait")
+    def step_wait(self, *args: Any, **kwargs: Any) -> Any:
+        return self.checked_step("step_wait", *args, **kwargs)
 
-    def checked_step(self, name: str, *args: Any) -> Any:
-        self.stepping = True
-        results = self.call(name, *args)
-        self.stepping = True  # again: an environment may call its own reset() in a step
+    def checked_step(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        before, self.stepping, self.within_step = self.within_step, True, True
+        try:
+            results = self.call(name, *args, **kwargs)
+        finally:
+            self.within_step = before
+        self.stepping = True  # again: a wrapper may call reset() in a step
         obs, rewards, dones, infos = results
         self.check_batch(obs)
         self.check_rewards(rewards)
@@ -245,38 +249,47 @@ class _Watcher:
                 self.check_one(infos[index]["terminal_observation"], index)
         return results
 
-    def reset(self) -> Any:
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        if self.within_step:  # a simulator that resets those that are done: the step's results are checked
+            return self.originals["reset"](*args, **kwargs)
         self.stepping = False
-        obs = self.call("reset")
-        self.check_batch(obs)
+        obs = self.call("reset", *args, **kwargs)
+        if not args:  # of those that a wrapper names there are fewer rows
+            self.check_batch(obs)
         return obs
 
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """
         :param name: One of the methods
         :param args: Its arguments
+        :param kwargs: Its arguments by name
         :return: What the environment's own method returns
         """
-        return self.originals[name](*args)
+        return self.originals[name](*args, **kwargs)
 
     def check_batch(self, obs: Any) -> None:
         """:param obs: Of all environments"""
-        if isinstance(obs, dict):
-            for name, entry in obs.items():
-                self.check_finite(entry, f"observation {name!r}")
-        else:
-            self.check_finite(obs, "observation")
+        for what, entry in self.entries_of(obs):
+            self.check_finite(entry, what)
 
     def check_one(self, obs: Any, index: int) -> None:
         """
         :param obs: Of one environment
         :param index: Which one
         """
-        if isinstance(obs, dict):
-            for name, entry in obs.items():
-                self.check_finite(entry, f"observation {name!r}", index)
-        else:
-            self.check_finite(obs, "observation", index)
+        for what, entry in self.entries_of(obs):
+            self.check_finite(entry, what, index)
+
+    def entries_of(self, obs: Any) -> list[tuple[str, Any]]:
+        """
+        :param obs: An observation, or a batch of them
+        :return: What SB3 takes of it, each with its name for an error. It leaves out what a Dict space does not have.
+        """
+        if not isinstance(obs, dict):
+            return [("observation", obs)]
+        space = self.env.observation_space
+        known = space.spaces if isinstance(space, spaces.Dict) else obs
+        return [(f"observation {name!r}", entry) for name, entry in obs.items() if name in known]
 
     def check_rewards(self, rewards: Any) -> None:
         """:param rewards: Of all environments"""
@@ -348,9 +361,9 @@ class _InnermostWatcher(_Watcher):
             self.workers = [_Worker(*pair) for pair in zip(self.env.remotes, self.env.processes, strict=True)]
             self.replace(dict(remotes=tuple(self.workers)))
 
-    def step_async(self, actions: np.ndarray) -> None:
+    def step_async(self, *args: Any, **kwargs: Any) -> None:
         self.stepping = True
-        self.call("step_async", actions)
+        self.call("step_async", *args, **kwargs)
 
     def _save_obs(self, env_idx: int, obs: Any) -> None:
         # DummyVecEnv's, before it spreads one number over an array and cuts a float off to an integer.
@@ -358,12 +371,12 @@ class _InnermostWatcher(_Watcher):
         self.originals["_save_obs"](env_idx, obs)
         self.turn = env_idx + 1
 
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         self.turn = 0
         try:
             if self.workers:
                 self.await_workers(name)
-            return self.originals[name](*args)
+            return self.originals[name](*args, **kwargs)
         except (BadDataError, FailedEnvError):
             raise
         except Exception as error:
@@ -418,10 +431,12 @@ class _InnermostWatcher(_Watcher):
             if type(value) is np.ndarray and value.shape == expected and value.dtype == space.dtype:
                 continue
             array = _as_array(value)
+            if index is not None and array.ndim > len(expected):  # NumPy's assignment leaves out axes of 1 in front
+                array = _without_leading_ones(array, len(expected))
             # Of a single number the shape does not matter. Stacked observations have one shape, so all of them are wrong.
             if array.shape != expected and not array.size == math.prod(expected) == 1:
                 raise self.bad(f"shape {array.shape[len(rows) :]}", what, index or 0, f"{space.shape}")
-            if array.dtype.kind not in TAKES.get(space.dtype.kind, array.dtype.kind):  # type: ignore[union-attr]
+            if not _fits(array, space.dtype):  # type: ignore[arg-type]
                 which = self.only_one() if index is None else index
                 raise self.bad(f"{array.dtype} {_oddest(array)!r}", what, which, f"{space.dtype}")
 
@@ -516,6 +531,22 @@ def _as_array(value: Any) -> np.ndarray:
         return np.asarray(value)
     except ValueError:  # rows of unequal lengths
         return np.asarray(repr(value))
+
+
+def _without_leading_ones(array: np.ndarray, n_axes: int) -> np.ndarray:
+    while array.ndim > n_axes and len(array) == 1:
+        array = array[0]
+    return array
+
+
+def _fits(array: np.ndarray, dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of this type can be what they are: a fraction in an integer's place would be cut off."""
+    if array.dtype.kind in TAKES.get(dtype.kind, array.dtype.kind):
+        return True
+    if array.dtype.kind != "f":
+        return False
+    with np.errstate(invalid="ignore"):
+        return np.array_equal(array.astype(dtype), array)
 
 
 def _oddest(array: np.ndarray) -> Any:
