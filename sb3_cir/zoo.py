@@ -377,7 +377,7 @@ def name_newest_checkpoint(argv: list[str]) -> None:
 def _newest_checkpoint(path: str) -> str:
     """What is no folder stays as it is."""
     folder = Path(path)
-    if not folder.is_dir():
+    if not path or not folder.is_dir():
         return path
     found = [*checkpoints(folder), *checkpoints(folder / "checkpoints")]
     if not found:

@@ -152,7 +152,12 @@ def test_newest_checkpoint(tmp_path: Path) -> None:
         argv = ["train", option, str(tmp_path), "-n", "5"]
         name_newest_checkpoint(argv)
         assert argv == ["train", option, str(tmp_path / "step_1000.zip"), "-n", "5"]
-    for argv in (["train", "-i", "model.zip"], ["train", "-i", str(tmp_path / "nowhere")], ["train", "-i"]):
+    for argv in (
+        ["train", "-i", "model.zip"],
+        ["train", "-i", str(tmp_path / "nowhere")],
+        ["train", "-i"],
+        ["train", "-i", ""],
+    ):
         before = list(argv)
         name_newest_checkpoint(argv)
         assert argv == before
