@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks import log
-from sb3_cir import methods
+from sb3_cir import methods, zoo
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.tasks import Task
 
@@ -267,15 +267,14 @@ class Job:
         if known is not None and known.two_domains:
             if not self.task.two_domains:
                 raise ValueError(f"--methods {self.method.name}: it learns from two domains, and {self.task.name} has one.")
-        elif self.task.two_domains and not self._knows_two_domains((known and known.hyperparams) or self.algo):
+        elif self.task.two_domains and not self._knows_two_domains():
             raise ValueError(
                 f"--methods {self.method.name}: {self.task.name} has two domains, and its settings know nothing of them."
             )
 
-    def _knows_two_domains(self, hyperparams: str) -> bool:
-        settings = ROOT / "hyperparams" / f"{hyperparams}.yml"
-        from_yaml = settings.is_file() and f"\n{self.task.env_id}:" in settings.read_text(encoding="utf-8")
-        return from_yaml or any(word.startswith("replay_buffer_class:") for word in self.settings.params)
+    def _knows_two_domains(self) -> bool:
+        given = any(word.startswith("replay_buffer_class:") for word in self.settings.params)
+        return given or zoo.has_settings(zoo.yaml_of(self.algo), self.task.env_id)
 
     def check_settings(self) -> None:
         """

@@ -132,7 +132,8 @@ def grid(options: argparse.Namespace) -> list[Job]:
     order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
     jobs = [Job(each, task, seed, out, settings) for seed, each, task in order]
     for job in jobs:
-        job.check_domains()
+        if job.seed == 0:
+            job.check_domains()
         n_envs = dict(word.split(":", 1) for word in (*settings.params, *job.method.params)).get("n_envs", "1")
         if n_envs.isdigit() and int(n_envs) and job.eval_every % int(n_envs):
             raise ValueError(

@@ -212,7 +212,7 @@ def _with_our_yaml(init: Method) -> Method:
         arguments = signature.bind(*args, **kwargs).arguments
         algo, env_id = arguments["algo"], arguments["env_id"]
         ours, theirs = yaml_of(algo), zoo_folder / "hyperparams" / f"{algo}.yml"
-        is_ours = algo in ALGOS or (_has(ours, env_id) and not _has(theirs, env_id))
+        is_ours = algo in ALGOS or (has_settings(ours, env_id) and not has_settings(theirs, env_id))
         if arguments.get("config") is None and is_ours:
             if algo in ALGOS and methods.METHODS[algo].two_domains and not env_id.startswith("odrl/"):
                 raise ValueError(
@@ -475,7 +475,12 @@ def _statistics(model: BaseAlgorithm) -> list[nn.Module]:
     return [module for part in parts for module in part.modules() if isinstance(module, (RSNorm, ReturnScale))]
 
 
-def _has(hyperparams: Path, env_id: str) -> bool:
+def has_settings(hyperparams: Path, env_id: str) -> bool:
+    """
+    :param hyperparams: A yaml of RL Zoo's kind, which need not be there
+    :param env_id: Gymnasium's id of an environment
+    :return: Whether it has settings of this environment's own
+    """
     return hyperparams.is_file() and env_id in yaml.safe_load(hyperparams.read_text(encoding="utf-8"))
 
 

@@ -94,11 +94,11 @@ def settings(model: BaseAlgorithm) -> list[dict[str, Any]]:
     :param model: A model
     :return: What its optimisers were made with, of each group of parameters, but for the learning rate
     """
-    return [
-        {name: value for name, value in group.items() if name in arguments_of(each) and name not in ("params", "lr")}
-        for each in optimizers(model).values()
-        for group in each.param_groups
-    ]
+    found = []
+    for each in optimizers(model).values():
+        asked = arguments_of(each) - {"params", "lr"}
+        found += [{name: value for name, value in group.items() if name in asked} for group in each.param_groups]
+    return found
 
 
 def put_settings(model: BaseAlgorithm, settings: list[dict[str, Any]]) -> None:
