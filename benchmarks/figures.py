@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator
 from rliable import library
 
 from benchmarks import log, tables
@@ -253,6 +254,46 @@ def return_against_time(scores: list[Scores], rows: pd.DataFrame, look: Look) ->
     axes.set_xlabel("hours a run (wall clock, mean over tasks)")
     axes.set_ylabel("mean score")
     _legend_beside(axes)
+    return figure
+
+
+def critics(scores: list[Scores], rows: pd.DataFrame, look: Look) -> Figure | None:
+    """
+    What ``benchmarks screen`` found out about critics and policy: mean over runs, up to where all are, and each run.
+
+    :param scores: Of each method
+    :param rows: The log that they come from, up to the same fraction of the paper's steps
+    :param look: The report's
+    :return: The figure, a row for each metric and a column for each task; None where no log has these metrics
+    """
+    entries = {each.entry.method: each.entry for each in scores if each.entry.source == MEASURED}
+    rows = rows[rows.exp_name.isin(list(entries)) & rows.metric.isin(list(tables.CRITICS))]
+    tasks = list(rows.env_name.unique())
+    if not tasks:
+        return None
+    height = 1.7 * len(tables.CRITICS) + 0.8
+    figure = Figure(figsize=(max(6, 2.9 * len(tasks) + 0.6), height), layout="constrained")
+    panels = figure.subplots(len(tables.CRITICS), len(tasks), squeeze=False, sharex="col")
+    for (metric, text), line_of_panels in zip(tables.CRITICS.items(), panels, strict=True):
+        line_of_panels[0].set_ylabel(text, fontsize=8)
+        for task, axes in zip(tasks, line_of_panels, strict=True):
+            part = rows[(rows.metric == metric) & (rows.env_name == task)]
+            if metric in ("q_bias", "q_data"):
+                # CIR's are some hundreds at first, others' some ten.
+                axes.set_yscale("symlog", linthresh=10)
+                axes.yaxis.set_major_locator(FixedLocator([-300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000]))
+                axes.yaxis.set_major_formatter("{x:g}")
+            for method, of_method in part.groupby("exp_name", sort=False):
+                runs = of_method.pivot(index="env_step", columns="seed", values="value")
+                runs.index /= 1000
+                of_all = runs.dropna()
+                axes.plot(of_all.mean(axis=1), label=entries[method].name, **look.line(entries[method]) | _mark(of_all))
+                if runs.shape[1] > 1:
+                    axes.plot(runs, color=look.colours[method], lw=0.6, alpha=0.6)
+    for task, axes in zip(tasks, panels[0], strict=True):
+        axes.set_title(task, fontsize=9)
+    figure.supxlabel("thousand simulator steps", fontsize=9)
+    _legend(figure, [entry.name for method, entry in entries.items() if method in set(rows.exp_name)])
     return figure
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks import figures, log, tables
 from benchmarks.arguments import above_zero, folder, positive
 from benchmarks.run import git_commit
-from benchmarks.scores import PAPER, Entry, paper_numbers, within
+from benchmarks.scores import MEASURED, PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
 from benchmarks.suites import SUITES, suite
 from sb3_cir.methods import of_log
@@ -138,6 +138,9 @@ def _fill(
     page.figure("profiles", "Performance profiles", figures.performance_profiles(comparable, chosen, reps, look))
     timed = within(measured, chosen, options.budget)
     page.figure("return_against_time", "Return against compute time", figures.return_against_time(comparable, timed, look))
+    names = {each.entry.method: each.entry.name for each in scores if each.entry.source == MEASURED}
+    page.table("critics", "What the critics think", tables.critics(timed, names), _CRITICS_NOTE)
+    page.figure("critics", "", figures.critics(scores, timed, look))
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
     page.table(
         "per_task", "Each task" + ("" if chosen.plain else ", normalised"), tables.per_task(scores, chosen), _TASKS_NOTE
@@ -159,6 +162,11 @@ _AGGREGATES_NOTE = (
 _PARAMETER_NOTE = (
     "Mean return over tasks and runs at the last evaluation. Bars: the standard deviation over runs, averaged over tasks, as "
     "in the paper's figure. Squares are from other logs."
+)
+_CRITICS_NOTE = (
+    "Of runs of “benchmarks screen”, mean over runs; the table at the last step at which all of a method's runs have been "
+    "evaluated. Q minus return: along evaluation episodes, whose returns are discounted for it. Gain: Q of an action that the "
+    "policy takes now, minus Q of the one that was taken, over the whole replay buffer."
 )
 _TASKS_NOTE = "Mean ± standard deviation over runs at the last evaluation; a single run has none."
 _CURVES_NOTE = (

@@ -128,9 +128,8 @@ def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:
     for each in kept:
         most = max(curve.shape[1] for curve in each.curves)
         if most > each.runs:
-            found.notes.append(
-                f"{each.entry.name}: aggregates have the {each.runs} runs that every task has; some tasks have up to {most}."
-            )
+            runs = "one run" if each.runs == 1 else f"{each.runs} runs"
+            found.notes.append(f"{each.entry.name}: aggregates have the {runs} that every task has; some tasks have up to {most}.")
     return kept
 
 

@@ -1,5 +1,7 @@
 """The report's tables, each with the paper's printed figures beside the measured ones."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -261,6 +263,35 @@ def parameter_study(scores: list[Scores], suite: Suite) -> pd.DataFrame:
                 final = each.on(tasks).final
                 rows.append(dict(group=group, entry=each.entry, value=final.mean(), std=final.std(axis=0).mean()))
     return pd.DataFrame(rows, columns=["group", "entry", "value", "std"])
+
+
+# Metrics of ``benchmarks.screen.Probe``, and what the report calls them
+CRITICS = {
+    "q_bias": "Q minus return earned",
+    "q_gain": "gain in Q by fresh actions",
+    "q_data": "Q on the data",
+    "entropy": "policy's entropy, nats",
+}
+
+
+def critics(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """
+    :param rows: A log
+    :param names: Of the methods to show, what they are called
+    :return: What ``benchmarks screen`` found out about critics and policy, mean over runs: one row for each method and task,
+        at the last step at which all of its runs have been evaluated; empty, where there is none
+    """
+    rows = rows[rows.exp_name.isin(list(names)) & rows.metric.isin([log.RETURN, *CRITICS])]
+    found = []
+    for (method, task), of_both in rows.groupby(["exp_name", "env_name"], sort=False):
+        steps = of_both[of_both.metric == "q_bias"].groupby("env_step").seed.nunique()
+        steps = steps.index[steps == of_both.seed.nunique()]
+        if len(steps):
+            means = of_both[of_both.env_step == steps.max()].groupby("metric").value.mean()
+            cells = {text: f"{means[metric]:.2f}" for metric, text in CRITICS.items() if metric in means}
+            size = {"runs": str(of_both.seed.nunique()), "simulator steps": f"{steps.max():,}"}
+            found.append({"method": names[method], "task": task, **size, "return": f"{means[log.RETURN]:.1f}", **cells})
+    return pd.DataFrame(found).fillna("")
 
 
 def origins(runs: list[dict]) -> pd.DataFrame:
