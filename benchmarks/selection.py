@@ -129,7 +129,9 @@ def _aggregated(found: Selection, own: list[Scores]) -> list[Scores]:
         most = max(curve.shape[1] for curve in each.curves)
         if most > each.runs:
             runs = "one run" if each.runs == 1 else f"{each.runs} runs"
-            found.notes.append(f"{each.entry.name}: aggregates have the {runs} that every task has; some tasks have up to {most}.")
+            found.notes.append(
+                f"{each.entry.name}: aggregates have the {runs} that every task has; some tasks have up to {most}."
+            )
     return kept
 
 

@@ -107,7 +107,7 @@ class RecencyWeighted:
     :param decay: In (0, 1]. With 1 all are drawn alike.
     :param min_weight: In [0, 1]: the weight that no transition falls below.
     :param kwargs: The buffer's own arguments
-    :raises ValueError: If ``decay`` or ``min_weight`` is out of its range.
+    :raises ValueError: If ``decay`` or ``min_weight`` is out of its range, or if the buffer is one of HER.
     """
 
     # The buffer's
@@ -122,6 +122,8 @@ class RecencyWeighted:
         if not 0 <= min_weight <= 1:
             raise ValueError(f"min_weight={min_weight}: it must lie in [0, 1], e.g. 0.1.")
         refuse_n_steps(self, kwargs)
+        if isinstance(self, HerReplayBuffer):  # whose goals are relabelled as it draws
+            raise ValueError(f"{type(self).__name__}: HerReplayBuffer draws by itself, it cannot be weighted by recency.")
         super().__init__(*args, **kwargs)
         self.decay = decay
         self.min_weight = min_weight

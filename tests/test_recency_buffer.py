@@ -8,10 +8,12 @@ import pytest
 from gymnasium import spaces
 from small import small
 from stable_baselines3 import SAC, TD3
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir import CIR
-from sb3_cir.buffers import RecencyDictReplayBuffer, RecencyReplayBuffer
+from sb3_cir.buffers import RecencyDictReplayBuffer, RecencyReplayBuffer, RecencyWeighted
 from sb3_cir.callbacks import Checkpoint
 
 BOX = spaces.Box(-np.inf, np.inf, (1,), np.float64)
@@ -134,6 +136,15 @@ def test_dict_observations() -> None:
 def test_dict_observations_need_the_other_class() -> None:
     with pytest.raises(ValueError, match=r"holds no Dict observations: RecencyDictReplayBuffer does\."):
         small(TwoEntries(), "MultiInputPolicy", replay_buffer_class=RecencyReplayBuffer)
+
+
+class RecencyHer(RecencyWeighted, HerReplayBuffer):
+    """Hindsight relabels as it draws: it would not, by age."""
+
+
+def test_not_with_hindsight() -> None:
+    with pytest.raises(ValueError, match="RecencyHer: HerReplayBuffer draws by itself"):
+        small(BitFlippingEnv(n_bits=2, continuous=True), "MultiInputPolicy", replay_buffer_class=RecencyHer)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What belongs to TD7 beyond its networks, whose numbers are in ``test_peer_parity.py``."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 
 from sb3_cir.baselines import TD7
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
+from sb3_cir.baselines.simba import RSNorm
+from sb3_cir.baselines.td7 import NOT_YET
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBiasEvalCallback, QGain, mean_q, q_gain
 
@@ -375,11 +378,11 @@ def test_another_learn_begins_with_random_actions() -> None:
     model._episode_return = 1000.0
     with th.no_grad():
         model.actor.mu[-2].bias.fill_(20.0)
-    n_updates, best = model._n_updates, model.best_min_return
+    n_updates = model._n_updates
     with pytest.warns(UserWarning, match="this run ends at step 20, and the first 20 steps are random actions"):
         model.learn(20)
     assert not np.isclose(model.replay_buffer.actions[40:60], 1).all()
-    assert (model._n_updates, model.best_min_return) == (n_updates, best)
+    assert (model._n_updates, model.best_min_return) == (n_updates, -NOT_YET)
 
     model.learn(20, reset_num_timesteps=False)  # one episode of random actions, and one of the policy's
     assert np.isclose(model.replay_buffer.actions[60:80, 0, 0], 1).reshape(2, 10).all(axis=1).tolist() == [False, True]
@@ -387,7 +390,33 @@ def test_another_learn_begins_with_random_actions() -> None:
     assert model.best_min_return < 10  # not several episodes' return in one
 
 
+class Poor(Walk):
+    """The same walk, where everything costs more than it earned before."""
+
+    def step(self, action: np.ndarray) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, reward - 100, *rest
+
+
+def test_the_checkpoint_of_another_environment_stays_for_one_assessment() -> None:
+    model = build().learn(60)
+    assert model.best_min_return > 0
+    before = copy.deepcopy(model.policy.state_dict())
+    model.set_env(Poor())
+    model.learn(20)  # random actions alone
+    assert all(th.equal(value, before[name]) for name, value in model.policy.state_dict().items() if "checkpoint" in name)
+    model.learn(20, reset_num_timesteps=False)  # one more of them, and one of the policy's
+    assert -1000 < model.best_min_return < 0
+    checkpoint = model.policy.checkpoint_actor.state_dict()
+    assert not any(th.equal(value, before[f"checkpoint_actor.{name}"]) for name, value in checkpoint.items())
+
+
 # --- what it does not take ---
+
+
+def test_statistics_that_nothing_would_fill() -> None:
+    with pytest.raises(ValueError, match="RSNorm: a TD7 counts no observations"):
+        build(policy_kwargs=dict(features_extractor_class=RSNorm))
 
 
 def test_refused() -> None:

@@ -31,6 +31,7 @@ from sb3_cir.policies import (
     check_fixed_arguments,
     check_least,
     check_n_critics,
+    check_observed,
     check_policy,
     check_vectors,
     is_number,
@@ -345,10 +346,14 @@ class TD7(Resumable, TD3):
         assert shape is not None
         self.action_noise = NormalActionNoise(np.zeros(shape), np.full(shape, self.exploration_noise))
         super()._setup_model()
+        check_observed(self)
 
     def _setup_learn(self, total_timesteps: int, callback: Any = None, reset_num_timesteps: bool = True, *args: Any) -> Any:
-        if reset_num_timesteps:  # random actions come first again, as in all of SB3
-            self.learning = 0
+        if reset_num_timesteps:
+            # Random actions come first again, as in all of SB3. What the checkpoint returned may be of another environment:
+            # it stays until the first assessment, and no longer.
+            self.learning = self.eps_since_update = self.timesteps_since_update = 0
+            self.min_return, self.best_min_return = NOT_YET, -NOT_YET
         new_episode = reset_num_timesteps or self._last_obs is None
         ready = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, *args)
         if new_episode:
