@@ -176,7 +176,7 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
     :param suite: Their suite
     :param reps: Bootstrap replications
     :param look: The report's
-    :return: The figure
+    :return: The figure; None where no method has a step at which all of its runs were evaluated
     """
     if not scores:
         return None
@@ -193,6 +193,8 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
         if each.runs > 1:
             axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
     axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
+    if not axes.lines:
+        return None
     axes.set_ylabel("IQM of the score")
     _legend_beside(axes)
     return figure
@@ -237,7 +239,8 @@ def return_against_time(scores: list[Scores], rows: pd.DataFrame, look: Look) ->
     """
     names = {task.name for each in scores for task in each.tasks}
     seconds = rows[(rows.metric == log.SECONDS) & rows.env_name.isin(names)]
-    hours = seconds.groupby(log.RUN).value.max().groupby("exp_name").mean() / 3600
+    of_tasks = seconds.groupby(log.RUN).value.max().groupby(["exp_name", "env_name"]).mean()
+    hours = of_tasks.groupby("exp_name").mean() / 3600
     timed = [each for each in scores if each.entry.source == MEASURED and each.entry.method in hours]
     if not timed:
         return None

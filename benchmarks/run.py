@@ -89,6 +89,9 @@ def main(options: argparse.Namespace) -> int:
         return 0
     view = View(jobs, console)
     missing = [job for job in jobs if not job.finished]
+    for job in jobs:
+        if job not in missing:  # whose tidying up was killed
+            shutil.rmtree(job.folder / GONE, ignore_errors=True)
     if missing:
         console.print("Starting Ray. On a small machine this takes up to a minute.")
     view.finished.update(job for job in jobs if job not in missing)
@@ -290,12 +293,12 @@ def remove_leftovers(job: Job) -> None:
 
     :param job: A job that is finished
     """
-    for path in job.folder.glob(".*"):
+    gone = job.folder / GONE
+    shutil.rmtree(gone, ignore_errors=True)
+    for path in list(job.folder.glob(".*")):
         if path.is_dir():
             # At once, for half a folder of checkpoints would be gone on from.
-            gone = path.with_name(GONE)
-            if path != gone:
-                path.rename(gone)
+            path.rename(gone)
             shutil.rmtree(gone)
         elif path.name != ".lock":
             path.unlink()

@@ -1,5 +1,6 @@
 """The report's tables, each with the paper's printed figures beside the measured ones."""
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -315,4 +316,4 @@ def _commits(run: dict) -> list[str]:
 
 
 def _short(commit: str) -> str:
-    return " ".join(word[:10] for word in commit.split(" "))
+    return re.sub(r"\b([0-9a-f]{10})[0-9a-f]{30}\b", r"\1", commit)

@@ -294,7 +294,9 @@ def _check(episode: Episode, model: OffPolicyAlgorithm) -> None:
     for name in COLUMNS[1:]:  # which the others are as long as
         _check_array(what, name, episode.columns[name], length)
     if episode.observations.keys() != known.keys():
-        raise ValueError(f"{what} has {', '.join(episode.observations)}, the model {', '.join(known)}.")
+        one = "observations" in known
+        hint = " Record it flattened too (sb3_cir.envs.FlatFloat32), or learn with MultiInputPolicy." if one else ""
+        raise ValueError(f"{what} has {', '.join(episode.observations)}, the model {', '.join(known)}.{hint}")
     for name, space in known.items():
         _check_array(what, name, episode.observations[name], length, space)
     actions, low, high = episode.columns["actions"], model.action_space.low, model.action_space.high

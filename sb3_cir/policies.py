@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import SAC
+from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import DiagGaussianDistribution, SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import BasePolicy, ContinuousCritic
@@ -443,7 +443,7 @@ def own_policy_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs if given is None else kwargs | {"policy_kwargs": dict(given)}
 
 
-def check_observed(model: SAC) -> None:
+def check_observed(model: SAC | TD3) -> None:
     """
     :param model: With its networks
     :raises ValueError: If its actor has running statistics of observations, as RSNorm has, that nothing would ever fill.

@@ -248,6 +248,31 @@ def test_time_is_that_of_the_tasks_and_steps_shown(tmp_path, returns):
     cost = tables.costs(rows, HARD).set_index("method")
     assert cost.loc["CIR", "hours a run"] == "2.000"
 
+    # Of a second task there is one run alone, which counts as much as the three of the first.
+    second = rows.env_name.isin([HARD.tasks[1].name]) & (rows.exp_name == "cir")
+    rows.loc[second & (rows.metric == log.SECONDS), "value"] = 4 * 7200
+    rows = rows[(rows.env_name == HARD.tasks[0].name) | second & (rows.seed == 7)]
+    found = selection.select(rows[rows.exp_name == "cir"], rows[:0], HARD, 1.0)
+    figure = figures.return_against_time(found.aggregated, rows, look)
+    (point,) = (line.get_xdata() for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert point == pytest.approx((2 + 8) / 2)
+
+
+def test_no_step_that_all_runs_share(tmp_path, capsys):
+    write_log(tmp_path / "cir.csv", [[10], [20]])
+    rows = log.read([tmp_path])
+    early = (rows.seed == 7) & (rows.env_step == 500_000)
+    rows.loc[early, "env_step"] = 100_000  # and it was stopped there
+    log.write(tmp_path / "cir.csv", rows[(rows.seed != 7) | (rows.env_step == 100_000)])
+    assert main(["report", str(tmp_path), "--suite", "dmc_hard", "--out", str(tmp_path / "out"), "--reps", "5"]) == 0
+    assert not (tmp_path / "out" / "sample_efficiency.png").exists()
+
+
+def test_commits_of_a_run_that_went_on_under_another():
+    first, second = "a" * 40, "b" * 40
+    run = dict(exp_name="cir", env_name="dog-run", seed=0, processor="p", commit=f"{first}, {second} and changes")
+    assert tables.origins([run]).commit.tolist() == [f"{'a' * 10}, {'b' * 10} and changes"]
+
 
 def test_critics_are_shown_at_the_last_step_that_all_runs_were_evaluated_at(tmp_path, returns):
     write_log(tmp_path / "cir.csv", returns[:2, :1])

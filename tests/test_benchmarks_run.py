@@ -285,16 +285,33 @@ def test_a_job_that_is_being_tidied_up_is_finished(tmp_path, monkeypatch):
     finished_rows(each)
     (each.folder / ".checkpoints" / "transitions").mkdir(parents=True)
 
-    def killed(path):
-        raise KeyError("killed")
+    def killed(path, **_):
+        if path.exists():
+            raise KeyError("killed")
 
     monkeypatch.setattr(run.shutil, "rmtree", killed)
     with pytest.raises(KeyError):
         run.remove_leftovers(each)
     monkeypatch.undo()
     assert each.finished
+    assert (each.folder / ".gone").exists()
     assert run.train(each) is None
     assert sorted(path.name for path in each.folder.glob(".*")) == [".lock"]
+
+
+def test_what_a_killed_tidying_up_left_goes_at_the_next_start(tmp_path):
+    given = options(tmp_path, "--tasks", "dog-run", "--methods", "cir", "--budget", "0.5", "--seeds", "1")
+    (each,) = run.grid(given)
+    finished_rows(each)
+    (each.folder / ".gone" / "transitions").mkdir(parents=True)
+    assert run.main(given) == 0
+    assert not (each.folder / ".gone").exists()
+
+    # One that is there already does not keep other checkpoints.
+    (each.folder / ".gone" / "transitions").mkdir(parents=True)
+    (each.folder / ".checkpoints" / "transitions").mkdir(parents=True)
+    run.remove_leftovers(each)
+    assert not list(each.folder.glob(".*"))
 
 
 def test_without_git(monkeypatch):

@@ -291,6 +291,9 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert said["algorithm"] == "CIR"
     assert said["observations_normalized_inside"]
 
+    with pytest.warns(UserWarning, match="learned with VecNormalize, whose statistics are not given"):
+        export.main(arguments)
+    assert "at most" in capsys.readouterr().out
     (beside := tmp_path / "Pendulum-v1").mkdir()  # where RL Zoo has them, and where nobody thinks of them
     normalization.save(env, beside / "vecnormalize.pkl")
     export.main(arguments)

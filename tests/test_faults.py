@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from small import PowerError, small, weights
 from stable_baselines3 import DQN, SAC
@@ -31,7 +32,7 @@ from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QGain
 from sb3_cir.envs import FlatFloat32
 from sb3_cir.off_dynamics import OffDynamicsCallback, TwoDomainReplayBuffer
-from sb3_cir.runs import resumable
+from sb3_cir.runs import randomness, resumable
 from sb3_cir.runs.files import checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:No update will be made")
@@ -342,3 +343,15 @@ def test_an_episode_that_ended_is_not_cut_off() -> None:
     buffer.add(np.zeros(1), np.zeros(1), np.zeros(1), np.ones(1), np.ones(1), [{}])
     cut_off(buffer)
     assert buffer._get_samples(np.array([0])).dones.item() == 1
+
+
+def test_generators_of_more_than_ten_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By number: as words, 10 would come before 2."""
+    put: list[int] = []
+    monkeypatch.setattr(th.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(th.cuda, "device_count", lambda: 12)
+    monkeypatch.setattr(th.cuda, "get_rng_state_all", lambda: [th.full((2,), index, dtype=th.uint8) for index in range(12)])
+    monkeypatch.setattr(th.cuda, "set_rng_state_all", lambda states: put.extend(int(each[0]) for each in states))
+    model = small(Walk())
+    randomness.put(model, randomness.take(model), randomness.take_arrays())
+    assert put == list(range(12))

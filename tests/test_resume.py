@@ -500,3 +500,52 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     model = small(Walk(), convex_coef=1.0, batch_size=8)
     with pytest.warns(UserWarning, match=r"other settings than .* \(batch_size: 16 → 8; convex_coef: 0.3 → 1.0\)"):
         model.restore(tmp_path)
+
+
+def normalised(**settings: Any) -> VecNormalize:
+    return VecNormalize(DummyVecEnv([Walk]), **settings)
+
+
+def test_the_settings_of_normalisation_come_back(tmp_path: Path) -> None:
+    env = normalised(norm_reward=False, clip_obs=1.5, gamma=0.9)
+    small(env).learn(30, callback=Checkpoint(every=30, folder=tmp_path))
+    named = r"norm_reward=False in the place of True, clip_obs=1\.5 in the place of 10\.0, gamma=0\.9 in the place of 0\.99\."
+    with pytest.warns(UserWarning, match=named):
+        resumed = CIR.resume(tmp_path, normalised(), device="cpu")
+    again = resumed.get_vec_normalize_env()
+    assert (again.norm_reward, again.clip_obs, again.gamma) == (False, 1.5, 0.9)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CIR.resume(tmp_path, normalised(norm_reward=False, clip_obs=1.5, gamma=0.9), device="cpu")
+
+    # Into a model that is there already, whose settings stay.
+    other = small(normalised(norm_reward=False, clip_obs=3.0, gamma=0.9))
+    with pytest.warns(UserWarning, match=r"other settings than .*VecNormalize's clip_obs: 1\.5 → 3\.0"):
+        other.restore(tmp_path)
+    assert other.get_vec_normalize_env().clip_obs == 3.0
+
+
+def test_a_normaliser_whose_settings_cannot_be_said(tmp_path: Path) -> None:
+    env = normalised()
+    env.clip_obs = np.ones(2)  # one for each number
+    small(env).learn(30, callback=Checkpoint(every=30, folder=tmp_path))
+    resumed = CIR.resume(tmp_path, normalised(clip_obs=7.0), device="cpu")
+    assert resumed.get_vec_normalize_env().clip_obs == 7.0
+
+
+def test_the_log_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    for name in ("a", "b"):
+        each = small(Walk(), tensorboard_log=str(tmp_path / "log"))
+        each.learn(30, callback=Checkpoint(every=30, folder=tmp_path / name))
+    assert each.logger.get_dir().endswith("CIR_2")
+
+    def go_on(**named: Any) -> str:
+        resumed = CIR.resume(tmp_path / "a", Walk(), device="cpu", tensorboard_log=str(tmp_path / "log"))
+        return Path(resumed.learn(40, **named).logger.get_dir()).relative_to(tmp_path / "log").as_posix()
+
+    assert go_on() == "CIR_1"
+    assert go_on(tb_log_name="other") == "other_0"  # as SB3 has it
+    elsewhere = CIR.resume(tmp_path / "a", Walk(), device="cpu", tensorboard_log=str(tmp_path / "new"))
+    assert elsewhere.learn(40).logger.get_dir() == str(tmp_path / "new" / "CIR_1")
+    assert elsewhere.learn(40, reset_num_timesteps=True).logger.get_dir() == str(tmp_path / "new" / "CIR_2")

@@ -742,3 +742,59 @@ def test_sb3s_buffer_that_a_method_cannot_learn_from(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"buffer\.pkl"):
         model.load_replay_buffer(tmp_path / "buffer")
     assert type(model.replay_buffer) is LAPReplayBuffer
+
+
+def test_an_argument_that_there_is_not(tmp_path: Path) -> None:
+    small("Pendulum-v1").learn(30, callback=Checkpoint(every=30, folder=tmp_path / "checkpoints")).save(tmp_path / "model")
+    wrong = r"CIR has no argument 'convex_coeff': did you mean 'convex_coef'\?"
+    for trusted in (True, False):
+        with pytest.raises(TypeError, match=wrong):
+            CIR.load(tmp_path / "model", convex_coeff=1.0, trusted=trusted)
+    with pytest.raises(TypeError, match=wrong):
+        CIR.resume(tmp_path / "checkpoints", "Pendulum-v1", convex_coeff=1.0)
+    assert CIR.load(tmp_path / "model", convex_coef=1.0, _n_updates=7)._n_updates == 7  # what it keeps may be changed too
+
+
+def test_set_parameters_wholly_or_not_at_all() -> None:
+    model, other = small("Pendulum-v1"), SAC("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(net_arch=[16, 16]), device="cpu")
+    before = copy.deepcopy(model.get_parameters())
+    with pytest.raises(ValueError, match="parameter group"):
+        model.set_parameters(other.get_parameters(), exact_match=False)
+    assert same_tensors(model.get_parameters(), before)
+
+
+def test_sacs_actor_is_cirs(tmp_path: Path) -> None:
+    """As docs/guide/data.md says."""
+    sac = SAC("MlpPolicy", "Pendulum-v1", policy_kwargs=dict(net_arch=[16, 16]), learning_starts=5, device="cpu").learn(20)
+    sac.save(tmp_path / "sac")
+    sac.save_replay_buffer(tmp_path / "transitions")
+    with pytest.raises(ValueError, match=r"sac\.zip is not of a CIR.* If it is of SB3's SAC, that loads it"):
+        CIR.load(tmp_path / "sac")
+    model = small("Pendulum-v1", learning_starts=0)
+    model.actor.load_state_dict(sac.actor.state_dict())
+    model.load_replay_buffer(tmp_path / "transitions")
+    observations = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    actions = (each.predict(observations, deterministic=True)[0] for each in (model, sac))
+    np.testing.assert_allclose(*actions, atol=1e-6)
+    assert model.learn(5)._n_updates == 5 * model.sample_reuse
+
+
+def test_a_buffer_of_other_environments(tmp_path: Path) -> None:
+    """SB3's own, of the class that the model has too."""
+    for env in ("Pendulum-v1", make_vec_env("Pendulum-v1", 2)):
+        SAC("MlpPolicy", env, buffer_size=100).learn(4).save_replay_buffer(tmp_path / "transitions")
+        model = small(make_vec_env("Pendulum-v1", 3))
+        own = model.replay_buffer
+        with pytest.raises(ValueError, match=r"transitions.*: the replay buffer in it has n_envs=\d, the model's n_envs=3"):
+            model.load_replay_buffer(tmp_path / "transitions")
+        assert model.replay_buffer is own
+    with pytest.raises(ValueError, match=r"has obs_shape=\(3,\), the model's obs_shape=\(2,\)"):
+        small(make_vec_env("MountainCarContinuous-v0", 2)).load_replay_buffer(tmp_path / "transitions")
+
+
+def test_a_frequency_that_is_changed(tmp_path: Path) -> None:
+    model = small("Pendulum-v1").learn(30)
+    model.train_freq = 4
+    n_updates = model._n_updates
+    model.learn(8, reset_num_timesteps=False)
+    assert model._n_updates == n_updates + 2 * model.sample_reuse

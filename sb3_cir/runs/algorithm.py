@@ -1,8 +1,10 @@
 """The one class that hooks into SB3: each hook is a call of a function of the modules beside it."""
 
+import copy
 import functools
 import os
 import pathlib
+import re
 import warnings
 from collections.abc import Iterable
 from io import BufferedIOBase
@@ -14,14 +16,16 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.base_class import maybe_make_env
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
 from typing_extensions import Self
 
-from sb3_cir.runs import archive, arguments, buffer_file, checkpoint, parameters, results, rows, state, watch
+from sb3_cir.runs import archive, arguments, buffer_file, checkpoint, normalization, parameters, results, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
+from sb3_cir.runs.plain import Settings
 from sb3_cir.runs.state import Stored
 
 
@@ -66,6 +70,7 @@ class Resumable(OffPolicyAlgorithm):
     sb3_archives: ClassVar[bool] = False
 
     _resumed: Stored | None = None  # until its first rollout
+    _normalization: Settings | None = None  # of the VecNormalize that a loaded model had learned with
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
 
@@ -80,17 +85,19 @@ class Resumable(OffPolicyAlgorithm):
 
         :param place: The folder of checkpoints, or one of its ``.zip`` files, to go back to
         :param env: The environment to go on in, as many in number as there were; ``VecNormalize``, if there was one, takes
-            its statistics from the checkpoint.
+            its statistics and settings from the checkpoint. A warning names the settings that it had otherwise.
         :param device: Device to go on on
         :param kwargs: The constructor's arguments that are to differ, those that no JSON can hold, and ``tensorboard_log``:
             a file does not say where to write
         :return: The model
         :raises FileNotFoundError: If there is no checkpoint that can be read.
+        :raises TypeError: If the constructor takes no such argument.
         :raises ValueError: If an argument is missing, or if ``env`` or an argument does not fit the checkpoint.
         """
         stored = checkpoint.read(Path(place))
         what = str(stored.path)
         checkpoint.check_class(cls, stored.manifest.algorithm, what)
+        arguments.check_names(cls, kwargs)
         arguments.check_settled(cls, kwargs, stored.manifest.arguments, what)
         read = arguments.read(cls, stored.manifest.arguments, kwargs, what)
         arguments.check(cls, read, what)
@@ -106,6 +113,9 @@ class Resumable(OffPolicyAlgorithm):
             else:
                 model = cls(env=env, device=device, **read, **kwargs)
         model._restore(stored)
+        normalizer = model.get_vec_normalize_env()
+        if normalizer is not None and stored.manifest.normalization is not None:
+            normalization.put_settings(normalizer, stored.manifest.normalization, what)
         # What else differs was asked for by name.
         arguments.warn_of_differences(model, {name: stored.manifest.arguments[name] for name in fixed}, what)
         return cast(Self, model)
@@ -121,7 +131,9 @@ class Resumable(OffPolicyAlgorithm):
         stored = checkpoint.read(Path(place))
         checkpoint.check_class(type(self), stored.manifest.algorithm, str(stored.path))
         self._restore(stored)
-        arguments.warn_of_differences(self, stored.manifest.arguments, str(stored.path))
+        normalizer, said = self.get_vec_normalize_env(), stored.manifest.normalization
+        also = normalization.differences(normalizer, said) if normalizer is not None and said is not None else {}
+        arguments.warn_of_differences(self, stored.manifest.arguments, str(stored.path), also)
 
     def _restore(self, stored: Stored) -> None:
         state.check(self, stored)
@@ -179,6 +191,26 @@ class Resumable(OffPolicyAlgorithm):
             if isinstance(getattr(self, name), float):
                 setattr(self, name, int(getattr(self, name)))
         super()._setup_model()
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "run",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        folder = None if self._resumed is None else self._resumed.manifest.log
+        ours = folder is not None and re.fullmatch(re.escape(tb_log_name) + r"_\d+", folder) is not None
+        if self.tensorboard_log is None or self._custom_logger or not ours:
+            return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        # SB3 would go on in the newest folder of that name, which may be another run's.
+        formats = ["stdout", "tensorboard"] if self.verbose >= 1 else ["tensorboard"]
+        self.set_logger(configure(os.path.join(self.tensorboard_log, str(folder)), formats))
+        try:
+            return super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        finally:
+            self._custom_logger = False
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         super()._update_current_progress_remaining(num_timesteps, total_timesteps)
@@ -264,6 +296,7 @@ class Resumable(OffPolicyAlgorithm):
             that the log's means are of) is left out.
         :param kwargs: extra arguments to change the model when loading
         :return: new model instance with loaded parameters
+        :raises TypeError: If the model has nothing of an argument's name.
         :raises ValueError: If the file is a checkpoint, is damaged or is another algorithm's, if it has what no constructor
             allows, or if ``trusted`` is False and the file has something that the model needs as a pickle alone.
         """
@@ -285,13 +318,19 @@ class Resumable(OffPolicyAlgorithm):
         :param exact_match: Whether all of the model's networks and optimisers must be there. Otherwise what is there is set.
         :param device: Without a meaning for files: what is in them is copied to where the model is.
         :raises ValueError: If something is missing, is too much, or has another shape; or if the file is another algorithm's.
+            The model is as it was then.
         """
         if not isinstance(load_path_or_dict, dict):
             archive.put_parameters(self, load_path_or_dict, exact_match)
             return
-        settings = parameters.settings(self)
-        super().set_parameters(parameters.for_its_environments(self, load_path_or_dict), exact_match, device)
-        parameters.put_settings(self, settings)
+        settings, before = parameters.settings(self), cast(dict[str, Any], copy.deepcopy(self.get_parameters()))
+        try:
+            super().set_parameters(parameters.for_its_environments(self, load_path_or_dict), exact_match, device)
+        except Exception:
+            super().set_parameters(before, device=device)
+            raise
+        finally:
+            parameters.put_settings(self, settings)
 
     def save_replay_buffer(self, path: str | pathlib.Path | BufferedIOBase) -> None:
         """
@@ -321,7 +360,7 @@ class Resumable(OffPolicyAlgorithm):
         buffer_file.load(self, path, truncate_last_traj, trusted, super().load_replay_buffer)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_resumed", "_saved", "_saver"]
+        return [*super()._excluded_save_params(), "_normalization", "_resumed", "_saved", "_saver"]
 
 
 Algorithm = TypeVar("Algorithm", bound=type[OffPolicyAlgorithm])

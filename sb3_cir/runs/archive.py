@@ -29,7 +29,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir.runs import arguments, checkpoint, files, optimizer_state, parameters, state
 from sb3_cir.runs.files import DamagedError, File, short
-from sb3_cir.runs.plain import Argument, Model, from_plain, validate
+from sb3_cir.runs.plain import Argument, Model, Settings, from_plain, validate
 
 MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
 VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
@@ -71,6 +71,7 @@ class Content:
     :param n_envs: Environments that it learned from
     :param arrays: All that it has learned, see :mod:`sb3_cir.runs.parameters`
     :param rates: Learning rates
+    :param normalization: Of the ``VecNormalize`` that it learned with, where that is known
     """
 
     what: str
@@ -81,6 +82,7 @@ class Content:
     n_envs: int
     arrays: dict[str, np.ndarray]
     rates: dict[str, list[float]]
+    normalization: Settings | None = None
 
     def has_plain(self, name: str) -> bool:
         """:return: Whether there is a plain value of an argument or a space"""
@@ -187,6 +189,7 @@ def read(kind: type[Any], path: File, options: Options) -> Content:
         manifest.n_envs,
         files.unpack(members[ARRAYS], f"{what}: {ARRAYS}"),
         manifest.learning_rates,
+        manifest.normalization,
     )
 
 
@@ -237,7 +240,10 @@ def _check_algorithm(kind: type[Any], policy: Argument | None, attributes: dict[
     own = set(arguments.names(kind)) - set(arguments.names(sb3s))
     missing = [name for name in sorted(own) if arguments.attribute(name) not in attributes]
     if missing:
-        raise ValueError(f"{what} is not of a {kind.__name__}: it has no {', '.join(missing)}.")
+        raise ValueError(
+            f"{what} is not of a {kind.__name__}: it has no {', '.join(missing)}. If it is of SB3's {sb3s.__name__}, that "
+            "loads it; what can be taken over from it is told in docs/guide/data.md."
+        )
 
 
 def _read_state_dicts(members: dict[str, bytes], what: str) -> tuple[dict[str, np.ndarray], dict[str, list[float]]]:
@@ -325,6 +331,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     :param options: How
     :return: The model
     """
+    arguments.check_names(kind, options.changes, [*(attributes if options.trusted else SPACES), *content.counters])
     attributes |= {arguments.attribute(name): value for name, value in options.changes.items() if name != "policy_kwargs"}
     named = {name: arguments.attribute(name) for name in arguments.names(kind)}
     given = {name: attributes[key] for name, key in named.items() if key in attributes}
@@ -363,6 +370,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
     state.check_counters(model, counters, content.what)
     state.put_counters(model, counters)
+    model._normalization = content.normalization
     if model.use_sde:
         model.policy.reset_noise()
     arguments.warn_of_differences(model, {name: content.plain[name] for name in kept if name in content.plain}, content.what)

@@ -1,6 +1,7 @@
 """The constructor's arguments of a model, which SB3 keeps as attributes, as plain values and back."""
 
 import contextlib
+import difflib
 import inspect
 import math
 import os
@@ -8,7 +9,7 @@ import re
 import types
 import typing
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,20 @@ def names(kind: type) -> list[str]:
         if not any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
             break
     return [name for name in found if name not in NOT_KEPT and name not in getattr(kind, "fixed_arguments", ())]
+
+
+def check_names(kind: type, given: Iterable[str], others: Iterable[str] = ()) -> None:
+    """
+    :param kind: A class of algorithms. One of somebody's own may take what no signature tells, and is passed over.
+    :param given: Names of arguments that a caller passes
+    :param others: What may be given besides
+    :raises TypeError: If there is no such argument, as Python has it.
+    """
+    known = {*names(kind), *getattr(kind, "fixed_arguments", ()), *others}
+    for name in given if all(_is_known(each) for each in kind.__mro__) else ():
+        if name not in known:
+            near = difflib.get_close_matches(name, names(kind), n=1)
+            raise TypeError(f"{kind.__name__} has no argument {name!r}{f': did you mean {near[0]!r}?' if near else '.'}")
 
 
 def takes(kind: type, name: str) -> bool:
@@ -368,11 +383,14 @@ def check_settled(kind: Any, given: Mapping[str, Any], before: Mapping[str, Argu
             raise ValueError(f"{what}: {name}: the model was made with {short(before[name].value)}, it cannot be changed.")
 
 
-def warn_of_differences(model: OffPolicyAlgorithm, before: Mapping[str, Argument], what: str) -> None:
+def warn_of_differences(
+    model: OffPolicyAlgorithm, before: Mapping[str, Argument], what: str, also: Mapping[str, tuple[Any, Any]] | None = None
+) -> None:
     """
     :param model: A model that takes the place of another
     :param before: The other's arguments. A warning names those that the model has otherwise.
     :param what: Where they are from
+    :param also: Settings of its ``VecNormalize`` that differ: the other's, and its own
     """
     ours = take(model)
     different = [
@@ -383,5 +401,6 @@ def warn_of_differences(model: OffPolicyAlgorithm, before: Mapping[str, Argument
         and before[name].missing is None
         and argument.value != before[name].value
     ]
+    different += [f"VecNormalize's {name}: {short(was)} → {short(is_now)}" for name, (was, is_now) in (also or {}).items()]
     if different:
         warnings.warn(f"The model has other settings than {what} ({'; '.join(different)}).", stacklevel=3)

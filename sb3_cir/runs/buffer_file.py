@@ -74,7 +74,12 @@ def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, 
         if pickled is not None and type(pickled) is not kind:  # SB3 would learn from another kind than the method's
             model.replay_buffer = own
             _put(model, *_rows_of(pickled), truncate, what)
-        elif isinstance(pickled, NStepReplayBuffer) and isinstance(own, NStepReplayBuffer):
+            return
+        if pickled is not None and own is not None:
+            model.replay_buffer = own
+            _check_pickled(own, pickled, what)
+            model.replay_buffer = pickled
+        if isinstance(pickled, NStepReplayBuffer) and isinstance(own, NStepReplayBuffer):
             pickled.n_steps, pickled.gamma = own.n_steps, own.gamma
         return
     said, arrays = files.read_arrays(path, what)
@@ -82,6 +87,20 @@ def _fill(model: OffPolicyAlgorithm, path: File, truncate: bool, trusted: bool, 
     if _checksum(manifest, arrays) != manifest.checksum:
         raise DamagedError(f"{what}: its rows are not those that were saved (the checksum differs).")
     _put(model, manifest.buffers, arrays, truncate, what)
+
+
+def _check_pickled(own: ReplayBuffer, pickled: ReplayBuffer, what: str) -> None:
+    """
+    :param own: A model's replay buffer
+    :param pickled: One of its class that is to take its place, as large as it likes
+    :param what: Where it is from
+    :raises ValueError: If it is of other environments.
+    """
+    for ours, theirs in zip(rows.parts(own).values(), rows.parts(pickled).values(), strict=True):
+        for name in ("n_envs", "obs_shape", "action_dim"):
+            was, is_now = getattr(theirs, name), getattr(ours, name)
+            if was != is_now:
+                raise ValueError(f"{what}: the replay buffer in it has {name}={was}, the model's {name}={is_now}.")
 
 
 def _put(

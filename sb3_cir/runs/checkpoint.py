@@ -13,6 +13,7 @@ run and its step, so that one which lies in the wrong place is noticed.
 """
 
 import contextlib
+import os
 import uuid
 import warnings
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_cir.runs import arguments, files, parameters, randomness, results, rows, state
+from sb3_cir.runs import arguments, files, normalization, parameters, randomness, results, rows, state
 from sb3_cir.runs.files import DamagedError
-from sb3_cir.runs.plain import Block, Checkpoint, to_plain, validate
+from sb3_cir.runs.plain import Block, Checkpoint, Settings, to_plain, validate
 from sb3_cir.runs.state import Stored
 
 FORMAT = 2
@@ -98,7 +99,14 @@ def _manifest(model: OffPolicyAlgorithm, run: str, blocks: dict[str, list[Block]
         random=randomness.take(model),
         buffers={name: rows.describe(buffer, blocks[name]) for name, buffer in rows.parts_of(model).items()},
         callbacks=results.take(callback),
+        log=_log_folder(model),
     )
+
+
+def _log_folder(model: OffPolicyAlgorithm) -> str | None:
+    if model.tensorboard_log is None or model._custom_logger or (folder := model.logger.get_dir()) is None:
+        return None
+    return Path(os.path.relpath(folder, model.tensorboard_log)).as_posix()
 
 
 def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
@@ -114,7 +122,18 @@ def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
         n_envs=int(model.n_envs),
         counters=state.take_counters(model),
         learning_rates=parameters.learning_rates(model),
+        normalization=_settings_of_normalizer(model),
     )
+
+
+def _settings_of_normalizer(model: OffPolicyAlgorithm) -> Settings | None:
+    normalizer = model.get_vec_normalize_env()
+    if normalizer is None:
+        return getattr(model, "_normalization", None)
+    try:
+        return normalization.settings(normalizer)
+    except (TypeError, ValueError):  # a class of somebody's own may have others
+        return None
 
 
 def _clean(saved: Saved, before: int | None, keep: int) -> None:

@@ -8,33 +8,19 @@ statistics are arrays and the settings are checked JSON beside them, in one safe
     env = normalization.load("normalization.safetensors", make_vec_env("Pendulum-v1"))
 """
 
+import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.runs import files
 from sb3_cir.runs.files import Arrays, DamagedError, short
-from sb3_cir.runs.plain import Count, Schema, validate
+from sb3_cir.runs.plain import Count, Schema, Settings, validate
 
-Limit = Annotated[float, Field(gt=0)]  # inf is none; NaN is not above 0
 RETURNS = "normalization/returns"  # those under way belong to the environments, and SB3 does not save them either
-
-
-class Settings(Schema):
-    """What the constructor of ``VecNormalize`` was given, beside the environments: see there."""
-
-    training: bool
-    norm_obs: bool
-    norm_reward: bool
-    clip_obs: Limit
-    clip_reward: Limit
-    gamma: Annotated[float, Field(ge=0, le=1)]
-    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    norm_obs_keys: list[str] | None
 
 
 class Normalization(Schema):
@@ -57,7 +43,7 @@ def save(normalizer: VecNormalize, path: str | Path) -> None:
     :param path: Where to; ``.safetensors`` is added where it has no suffix. Folders are made.
     """
     arrays = _without_returns(normalizer)
-    note = Normalization(format=1, settings=_settings(normalizer), checksum=files.checksum(arrays)).model_dump_json()
+    note = Normalization(format=1, settings=settings(normalizer), checksum=files.checksum(arrays)).model_dump_json()
     files.write_whole(files.place_for_arrays(path), files.pack(arrays, note))
 
 
@@ -77,7 +63,7 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
             pickled = VecNormalize.load(what, venv)
         except AssertionError as error:  # SB3's word for other observations
             raise ValueError(f"{what}: it is of other observations than those here ({error}).") from error
-        return _make(kind, venv, _settings(pickled), _without_returns(pickled), what)
+        return _make(kind, venv, settings(pickled), _without_returns(pickled), what)
     note, arrays = files.read_arrays(path, what)
     said = validate(Normalization, files.read_json(note, what), what)
     if files.checksum(arrays) != said.checksum:
@@ -85,7 +71,11 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     return _make(kind, venv, said.settings, arrays, what)
 
 
-def _settings(normalizer: VecNormalize) -> Settings:
+def settings(normalizer: VecNormalize) -> Settings:
+    """
+    :param normalizer: What normalises observations and rewards
+    :return: What its constructor was given, or what was put in its place since
+    """
     values = {name: getattr(normalizer, name) for name in Settings.model_fields}
     numbers = {name: float(values[name]) for name in ("clip_obs", "clip_reward", "gamma", "epsilon")}
     return validate(Settings, values | numbers, "VecNormalize")
@@ -96,19 +86,42 @@ def _without_returns(normalizer: VecNormalize) -> dict[str, np.ndarray]:
     return {name: array for name, array in take(normalizer).items() if name != RETURNS}
 
 
-def _make(
-    kind: type[VecNormalize], venv: VecEnv, settings: Settings, arrays: dict[str, np.ndarray], what: str
-) -> VecNormalize:
-    arguments: dict[str, Any] = settings.model_dump()
+def _make(kind: type[VecNormalize], venv: VecEnv, said: Settings, arrays: dict[str, np.ndarray], what: str) -> VecNormalize:
+    arguments: dict[str, Any] = said.model_dump()
     known = getattr(venv.observation_space, "spaces", {})
-    if settings.norm_obs and not set(settings.norm_obs_keys or ()) <= set(known):
+    if said.norm_obs and not set(said.norm_obs_keys or ()) <= set(known):
         raise ValueError(
-            f"{what}: norm_obs_keys={short(settings.norm_obs_keys)}, and the observations here have {short(sorted(known))}."
+            f"{what}: norm_obs_keys={short(said.norm_obs_keys)}, and the observations here have {short(sorted(known))}."
         )
     made = kind(venv, **arguments)
     check(made, {**arrays, RETURNS: made.returns}, what)
     put(made, arrays)
     return made
+
+
+def differences(normalizer: VecNormalize, said: Settings) -> dict[str, tuple[Any, Any]]:
+    """
+    :param normalizer: What takes the place of another
+    :param said: The other's settings
+    :return: Those in which the two differ, the other's first
+    """
+    ours = settings(normalizer)
+    pairs = {name: (getattr(said, name), getattr(ours, name)) for name in Settings.model_fields}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def put_settings(normalizer: VecNormalize, said: Settings, what: str) -> None:
+    """
+    :param normalizer: What goes on in the place of another
+    :param said: The other's settings, which it gets
+    :param what: Where they are from, for a warning that names those that it had otherwise
+    """
+    different = differences(normalizer, said)
+    for name, (was, _) in different.items():
+        setattr(normalizer, name, was)
+    if different:
+        changes = ", ".join(f"{name}={short(was)} in the place of {short(ours)}" for name, (was, ours) in different.items())
+        warnings.warn(f"VecNormalize has the settings of {what}: {changes}. Others can be set on it now.", stacklevel=3)
 
 
 # The statistics as arrays: in a file of their own above, in a checkpoint among its other arrays

@@ -236,6 +236,22 @@ class Argument(Schema):
     missing: str | None = None
 
 
+Limit = Annotated[float, Field(gt=0)]  # inf is none; NaN is not above 0
+
+
+class Settings(Schema):
+    """What the constructor of ``VecNormalize`` was given, beside the environments: see there."""
+
+    training: bool
+    norm_obs: bool
+    norm_reward: bool
+    clip_obs: Limit
+    clip_reward: Limit
+    gamma: Annotated[float, Field(ge=0, le=1)]
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    norm_obs_keys: list[str] | None
+
+
 class Model(Schema):
     """
     A saved model, beside its arrays.
@@ -247,6 +263,7 @@ class Model(Schema):
     :param n_envs: Environments that it learned from
     :param counters: How far it has come
     :param learning_rates: Of each optimiser, one for each group of parameters
+    :param normalization: Of the ``VecNormalize`` that it learned with, if there was one
     """
 
     format: Literal[2]
@@ -256,6 +273,7 @@ class Model(Schema):
     n_envs: Annotated[int, Field(ge=1, lt=2**20)]
     counters: dict[str, Number]
     learning_rates: dict[str, list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
+    normalization: Settings | None = None
 
 
 class Block(Schema):
@@ -364,6 +382,7 @@ class Checkpoint(Model):
     :param random: Random states
     :param buffers: Replay buffers by name
     :param callbacks: For each class of callback, the state of each of its objects
+    :param log: The run's folder in ``tensorboard_log``, if it had one
     """
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -373,6 +392,7 @@ class Checkpoint(Model):
     random: Random
     buffers: dict[Annotated[str, Field(pattern="^[a-z_]+$")], Rows]
     callbacks: dict[str, list[dict[str, JsonValue]]]
+    log: str | None = None
 
 
 Kind = TypeVar("Kind", bound=Schema)

@@ -84,9 +84,10 @@ def put(model: OffPolicyAlgorithm, states: Random, arrays: Arrays) -> None:
         "uinteger": space.uinteger,
     }
     th.set_rng_state(th.from_numpy(arrays["random/torch"]))
-    cuda = [arrays[name] for name in sorted(arrays) if name.startswith("random/cuda/")]
-    if th.cuda.is_available() and len(cuda) == th.cuda.device_count():
-        th.cuda.set_rng_state_all([th.from_numpy(each) for each in cuda])
+    cuda = {name for name in arrays if name.startswith("random/cuda/")}
+    devices = [f"random/cuda/{index}" for index in range(len(cuda))]
+    if th.cuda.is_available() and len(cuda) == th.cuda.device_count() and cuda == set(devices):
+        th.cuda.set_rng_state_all([th.from_numpy(arrays[name]) for name in devices])
 
 
 def _numpy_state(state: NumpyRandom, key: np.ndarray) -> dict[str, Any]:
