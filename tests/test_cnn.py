@@ -67,6 +67,18 @@ def test_own_extractor(model_class: type, share: bool) -> None:
     np.testing.assert_array_equal(first, second)
 
 
+def test_running_statistics_are_copied_when_targets_move() -> None:
+    policy_kwargs = dict(features_extractor_class=Extractor)
+    model = small("Pendulum-v1", learning_starts=1000, policy_kwargs=policy_kwargs, target_update_interval=3, sample_reuse=1)
+    model.learn(40)
+    statistics = [part.features_extractor.batch_norm.running_mean for part in (model.critic, model.critic_target)]
+    alike = []
+    for _ in range(6):
+        model.train(gradient_steps=1, batch_size=16)
+        alike.append(th.equal(*statistics))
+    assert alike == [True, False, False] * 2
+
+
 def test_shared_extractor_learns_from_the_actor_alone() -> None:
     policy_kwargs = dict(features_extractor_class=Extractor, share_features_extractor=True)
     model = small("Pendulum-v1", policy_kwargs=policy_kwargs)

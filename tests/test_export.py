@@ -291,6 +291,8 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert said["algorithm"] == "CIR"
     assert said["observations_normalized_inside"]
 
+    rewards_alone = VecNormalize(make_vec_env("Pendulum-v1"), norm_obs=False)
+    assert not export.description(model, rewards_alone)["observations_normalized_inside"]
     with pytest.warns(UserWarning, match="learned with VecNormalize, whose statistics are not given"):
         export.main(arguments)
     assert "at most" in capsys.readouterr().out

@@ -143,6 +143,14 @@ def test_within_a_callback_that_calls_now_and_then(tmp_path: Path) -> None:
         small("Pendulum-v1", gradient_steps=0).learn(60, callback=callback)
 
 
+def test_parameters_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, looks = NonFiniteGuard(tmp_path, check_freq=4), []
+    monkeypatch.setattr(guard, "_check", lambda found: looks.append(guard.num_timesteps))
+    small("Pendulum-v1", gradient_steps=0).learn(12, callback=guard)
+    assert looks[:3] == [0, 4, 8]
+    assert len(looks) <= 4  # and at the end
+
+
 def test_a_model_that_cannot_be_saved(tmp_path: Path) -> None:
     """What was found is said all the same."""
     (tmp_path / "file").touch()

@@ -382,7 +382,8 @@ RESUMABLE: dict[str, dict[str, Any]] = {
     "SACTanhNorm": dict(model_class=SACTanhNorm),
     "SAC": dict(model_class=resumable(SAC)),
     "TD3": dict(model_class=resumable(TD3), action_noise=NormalActionNoise(np.zeros(1), 0.1 * np.ones(1))),
-    "DDPG": dict(model_class=resumable(DDPG)),
+    # Its noise remembers, so that a new episode has to begin it anew.
+    "DDPG": dict(model_class=resumable(DDPG), action_noise=OrnsteinUhlenbeckActionNoise(np.zeros(1), 0.5 * np.ones(1))),
     "TQC": dict(model_class=resumable(TQC)),
     "CrossQ": dict(model_class=resumable(CrossQ)),
     "DQN": dict(model_class=resumable(DQN), discrete=True),
