@@ -1,5 +1,7 @@
 """The theory checks: what each verdict rests on, and the page."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,19 @@ def test_variance(rng):
     assert found["remark"]
     assert found["too_low"] > 0
     assert found["worse"] > 2
+
+
+def test_the_bound_of_the_variance_by_hand(rng):
+    """(max |r| + (1 + γ) ‖θ‖ c max(‖φ‖, ‖φ'‖))² ‖tanh(cφ)‖², and without tanh likewise with ‖φ‖."""
+    chain = replace(theory.random_chain(rng, states=2, d=2), features=np.array([[3.0, 4.0], [0.0, 1.0]]))
+    chain = replace(chain, reward=np.array([2.0, -7.0]))
+    theta = np.array([0.6, 0.8])
+    pairs = np.array([[5, 5], [5, 1]])  # the longer feature of each transition
+    plain = (7 + (1 + theory.GAMMA) * pairs) ** 2 * np.array([[25.0], [1.0]])
+    np.testing.assert_allclose(theory._variance_bounds(chain, theta, None), plain)
+    squashed = (7 + (1 + theory.GAMMA) * 0.5 * pairs) ** 2
+    squashed *= np.array([[np.tanh(1.5) ** 2 + np.tanh(2.0) ** 2], [np.tanh(0.5) ** 2]])
+    np.testing.assert_allclose(theory._variance_bounds(chain, theta, 0.5), squashed)
 
 
 def test_the_measured_variance_is_that_of_sampled_transitions(rng):

@@ -342,6 +342,15 @@ def test_loaded_as_rl_zoo_does_to_play(model_class: type[CategoricalSAC], tmp_pa
 
 
 @BOTH
+def test_a_schedule_that_was_put_in_the_place_of_its_own(model_class: type[CategoricalSAC]) -> None:
+    """As with SAC: it counts, and does not fall by itself."""
+    model = build(model_class, gradient_steps=1, learning_starts=10)
+    model.lr_schedule = lambda remaining: 1e-5 if remaining > 0.5 else 2e-5
+    model.learn(50)
+    assert {group["lr"] for group in model.critic.optimizer.param_groups} == {2e-5}
+
+
+@BOTH
 def test_learning_rate_in_learning(model_class: type[CategoricalSAC]) -> None:
     """Without more said it falls over the run; each optimiser counts its own steps."""
     model = build(model_class, gradient_steps=1, learning_starts=10).learn(50)

@@ -520,7 +520,9 @@ class CategoricalSAC(ScalesRewards, SAC):
         """
         n_planned = self._planned_updates()
         remaining = max(1 - n_steps / n_planned, 0.0) if n_planned > 0 else 1.0
-        if callable(self.learning_rate):
+        # SB3 makes a schedule of a number too; another one was put in its place.
+        own = isinstance(getattr(self.lr_schedule, "value_schedule", None), ConstantSchedule)
+        if callable(self.learning_rate) or not own:
             return float(self.lr_schedule(remaining))
         end = self._lowest_rate(self.learning_rate)
         return end + (self.learning_rate - end) * self._shape_of_fall(remaining)
