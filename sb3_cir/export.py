@@ -41,7 +41,7 @@ from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.extras import install_hint
 from sb3_cir.runs import archive, files, normalization
 from sb3_cir.runs.files import short
-from sb3_cir.runs.plain import Settings
+from sb3_cir.runs.plain import NormalizerSettings
 
 TOLERANCE = 1e-5
 CHECKED = (1, 64, 7)  # batch sizes; the network is traced with another one, 2
@@ -181,7 +181,7 @@ def export(model: BaseAlgorithm, path: str | Path, normalizer: VecNormalize | No
     if model.device.type != "cpu":
         raise ValueError(f"The model is on {model.device}: load it with device='cpu' to export it.")
     normalizer = normalizer or model.get_vec_normalize_env()
-    learned_with: Settings | None = getattr(model, "_normalization", None)
+    learned_with: NormalizerSettings | None = getattr(model, "_normalization", None)
     if normalizer is None and learned_with is not None and learned_with.norm_obs:
         warnings.warn(
             "The model learned with VecNormalize, whose statistics are not given: the exported policy takes observations that "

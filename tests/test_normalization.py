@@ -46,7 +46,7 @@ class Named(gym.Env):
 
 
 def same(first: VecNormalize, second: VecNormalize) -> None:
-    for name in normalization.Settings.model_fields:
+    for name in normalization.NormalizerSettings.model_fields:
         assert getattr(first, name) == getattr(second, name), name
     ours, theirs = normalization._without_returns(first), normalization._without_returns(second)
     assert ours.keys() == theirs.keys()

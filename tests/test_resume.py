@@ -533,6 +533,10 @@ def test_a_normaliser_whose_settings_cannot_be_said(tmp_path: Path) -> None:
     resumed = CIR.resume(tmp_path, normalised(clip_obs=7.0), device="cpu")
     assert resumed.get_vec_normalize_env().clip_obs == 7.0
 
+    small(normalised()).learn(30, callback=Checkpoint(every=30, folder=tmp_path / "plain"))
+    resumed = CIR.resume(tmp_path / "plain", env, device="cpu")
+    assert resumed.get_vec_normalize_env().clip_obs.tolist() == [1, 1]
+
 
 def test_the_log_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")

@@ -25,7 +25,7 @@ from typing_extensions import Self
 
 from sb3_cir.runs import archive, arguments, buffer_file, checkpoint, normalization, parameters, results, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
-from sb3_cir.runs.plain import Settings
+from sb3_cir.runs.plain import NormalizerSettings
 from sb3_cir.runs.state import Stored
 
 
@@ -70,7 +70,7 @@ class Resumable(OffPolicyAlgorithm):
     sb3_archives: ClassVar[bool] = False
 
     _resumed: Stored | None = None  # until its first rollout
-    _normalization: Settings | None = None  # of the VecNormalize that a loaded model had learned with
+    _normalization: NormalizerSettings | None = None  # of the VecNormalize that a loaded model had learned with
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
 

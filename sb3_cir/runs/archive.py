@@ -29,7 +29,7 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir.runs import arguments, checkpoint, files, optimizer_state, parameters, state
 from sb3_cir.runs.files import DamagedError, File, short
-from sb3_cir.runs.plain import Argument, Model, Settings, from_plain, validate
+from sb3_cir.runs.plain import Argument, Model, NormalizerSettings, from_plain, validate
 
 MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
 VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"
@@ -82,7 +82,7 @@ class Content:
     n_envs: int
     arrays: dict[str, np.ndarray]
     rates: dict[str, list[float]]
-    normalization: Settings | None = None
+    normalization: NormalizerSettings | None = None
 
     def has_plain(self, name: str) -> bool:
         """:return: Whether there is a plain value of an argument or a space"""

@@ -25,7 +25,7 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 from sb3_cir.runs import arguments, files, normalization, parameters, randomness, results, rows, state
 from sb3_cir.runs.files import DamagedError
-from sb3_cir.runs.plain import Block, Checkpoint, Settings, to_plain, validate
+from sb3_cir.runs.plain import Block, Checkpoint, NormalizerSettings, to_plain, validate
 from sb3_cir.runs.state import Stored
 
 FORMAT = 2
@@ -122,18 +122,14 @@ def describe_model(model: OffPolicyAlgorithm) -> dict[str, Any]:
         n_envs=int(model.n_envs),
         counters=state.take_counters(model),
         learning_rates=parameters.learning_rates(model),
-        normalization=_settings_of_normalizer(model),
+        # A model that was loaded without an environment is of the one that it learned in.
+        normalization=getattr(model, "_normalization", None) if model.env is None else _settings_of_normalizer(model),
     )
 
 
-def _settings_of_normalizer(model: OffPolicyAlgorithm) -> Settings | None:
+def _settings_of_normalizer(model: OffPolicyAlgorithm) -> NormalizerSettings | None:
     normalizer = model.get_vec_normalize_env()
-    if normalizer is None:
-        return getattr(model, "_normalization", None)
-    try:
-        return normalization.settings(normalizer)
-    except (TypeError, ValueError):  # a class of somebody's own may have others
-        return None
+    return None if normalizer is None else normalization.plain_settings(normalizer)
 
 
 def _clean(saved: Saved, before: int | None, keep: int) -> None:

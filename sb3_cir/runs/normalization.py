@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.runs import files
 from sb3_cir.runs.files import Arrays, DamagedError, short
-from sb3_cir.runs.plain import Count, Schema, Settings, validate
+from sb3_cir.runs.plain import Count, NormalizerSettings, Schema, validate
 
 RETURNS = "normalization/returns"  # those under way belong to the environments, and SB3 does not save them either
 
@@ -33,7 +33,7 @@ class Normalization(Schema):
     """
 
     format: Literal[1]
-    settings: Settings
+    settings: NormalizerSettings
     checksum: Count
 
 
@@ -71,14 +71,25 @@ def load(path: str | Path, venv: VecEnv, trusted: bool = False, kind: type[VecNo
     return _make(kind, venv, said.settings, arrays, what)
 
 
-def settings(normalizer: VecNormalize) -> Settings:
+def settings(normalizer: VecNormalize) -> NormalizerSettings:
     """
     :param normalizer: What normalises observations and rewards
     :return: What its constructor was given, or what was put in its place since
     """
-    values = {name: getattr(normalizer, name) for name in Settings.model_fields}
+    values = {name: getattr(normalizer, name) for name in NormalizerSettings.model_fields}
     numbers = {name: float(values[name]) for name in ("clip_obs", "clip_reward", "gamma", "epsilon")}
-    return validate(Settings, values | numbers, "VecNormalize")
+    return validate(NormalizerSettings, values | numbers, "VecNormalize")
+
+
+def plain_settings(normalizer: VecNormalize) -> NormalizerSettings | None:
+    """
+    :param normalizer: What normalises observations and rewards
+    :return: Its :func:`settings`; None where one is of another kind, such as a limit for each number
+    """
+    try:
+        return settings(normalizer)
+    except (TypeError, ValueError):
+        return None
 
 
 def _without_returns(normalizer: VecNormalize) -> dict[str, np.ndarray]:
@@ -86,7 +97,9 @@ def _without_returns(normalizer: VecNormalize) -> dict[str, np.ndarray]:
     return {name: array for name, array in take(normalizer).items() if name != RETURNS}
 
 
-def _make(kind: type[VecNormalize], venv: VecEnv, said: Settings, arrays: dict[str, np.ndarray], what: str) -> VecNormalize:
+def _make(
+    kind: type[VecNormalize], venv: VecEnv, said: NormalizerSettings, arrays: dict[str, np.ndarray], what: str
+) -> VecNormalize:
     arguments: dict[str, Any] = said.model_dump()
     known = getattr(venv.observation_space, "spaces", {})
     if said.norm_obs and not set(said.norm_obs_keys or ()) <= set(known):
@@ -99,18 +112,20 @@ def _make(kind: type[VecNormalize], venv: VecEnv, said: Settings, arrays: dict[s
     return made
 
 
-def differences(normalizer: VecNormalize, said: Settings) -> dict[str, tuple[Any, Any]]:
+def differences(normalizer: VecNormalize, said: NormalizerSettings) -> dict[str, tuple[Any, Any]]:
     """
     :param normalizer: What takes the place of another
     :param said: The other's settings
     :return: Those in which the two differ, the other's first
     """
-    ours = settings(normalizer)
-    pairs = {name: (getattr(said, name), getattr(ours, name)) for name in Settings.model_fields}
+    ours = plain_settings(normalizer)
+    if ours is None:
+        return {}
+    pairs = {name: (getattr(said, name), getattr(ours, name)) for name in NormalizerSettings.model_fields}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def put_settings(normalizer: VecNormalize, said: Settings, what: str) -> None:
+def put_settings(normalizer: VecNormalize, said: NormalizerSettings, what: str) -> None:
     """
     :param normalizer: What goes on in the place of another
     :param said: The other's settings, which it gets

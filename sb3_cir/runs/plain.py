@@ -239,7 +239,7 @@ class Argument(Schema):
 Limit = Annotated[float, Field(gt=0)]  # inf is none; NaN is not above 0
 
 
-class Settings(Schema):
+class NormalizerSettings(Schema):
     """What the constructor of ``VecNormalize`` was given, beside the environments: see there."""
 
     training: bool
@@ -273,7 +273,7 @@ class Model(Schema):
     n_envs: Annotated[int, Field(ge=1, lt=2**20)]
     counters: dict[str, Number]
     learning_rates: dict[str, list[Annotated[float, Field(ge=0, allow_inf_nan=False)]]]
-    normalization: Settings | None = None
+    normalization: NormalizerSettings | None = None
 
 
 class Block(Schema):
