@@ -281,8 +281,8 @@ def critics(scores: list[Scores], rows: pd.DataFrame, look: Look) -> Figure | No
         line_of_panels[0].set_ylabel(text, fontsize=8)
         for task, axes in zip(tasks, line_of_panels, strict=True):
             part = rows[(rows.metric == metric) & (rows.env_name == task)]
-            if metric in ("q_bias", "q_data"):
-                # CIR's are some hundreds at first, others' some ten.
+            if metric in ("q_bias", "q_data") and part.value.abs().max() > 100:
+                # CIR's are some hundreds at first, where others' are some ten.
                 axes.set_yscale("symlog", linthresh=10)
                 axes.yaxis.set_major_locator(FixedLocator([-300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000]))
                 axes.yaxis.set_major_formatter("{x:g}")
