@@ -5,6 +5,7 @@ import functools
 import os
 import pathlib
 import re
+import time
 import warnings
 from collections.abc import Iterable
 from io import BufferedIOBase
@@ -243,7 +244,9 @@ class Resumable(OffPolicyAlgorithm):
         try:
             return super().collect_rollouts(env, callback, *args, **kwargs)
         except (EOFError, BrokenPipeError, ConnectionResetError, watch.FailedEnvError):
-            # Ctrl-C reaches the worker processes of environments too, and they are gone at the next step.
+            # Ctrl-C reaches the worker processes of environments too, and they are gone at the next step. The run's own may be
+            # still on its way: it is what ends the run then, and not what became of the workers.
+            time.sleep(0.2)
             if self._saver is not None:
                 self._saver.workers_gone()
             raise
