@@ -192,9 +192,9 @@ def sample_efficiency(scores: list[Scores], suite: Suite, reps: int, look: Look)
         axes.plot(steps * unit, value, label=each.entry.name, **look.line(each.entry) | _mark(steps))
         if each.runs > 1:
             axes.fill_between(steps * unit, low, high, color=look.colours[each.entry.method], alpha=0.15, lw=0)
-    axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
     if not axes.lines:
         return None
+    axes.set_xlabel("% of the paper's simulator steps" if budgets else "thousand simulator steps")
     axes.set_ylabel("IQM of the score")
     _legend_beside(axes)
     return figure

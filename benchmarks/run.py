@@ -89,12 +89,12 @@ def main(options: argparse.Namespace) -> int:
         return 0
     view = View(jobs, console)
     missing = [job for job in jobs if not job.finished]
-    for job in jobs:
-        if job not in missing:  # whose tidying up was killed
-            shutil.rmtree(job.folder / GONE, ignore_errors=True)
+    finished = [job for job in jobs if job not in missing]
+    for job in finished:  # whose tidying up may have been killed
+        shutil.rmtree(job.folder / GONE, ignore_errors=True)
     if missing:
         console.print("Starting Ray. On a small machine this takes up to a minute.")
-    view.finished.update(job for job in jobs if job not in missing)
+    view.finished.update(finished)
     try:
         with view:
             for job, problem in _train_all(missing, options, view.refresh):

@@ -201,6 +201,7 @@ class Resumable(OffPolicyAlgorithm):
         tb_log_name: str = "run",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
+        self._convert_train_freq()  # a number that was put there after the model was made
         folder = None if self._resumed is None else self._resumed.manifest.log
         ours = folder is not None and re.fullmatch(re.escape(tb_log_name) + r"_\d+", folder) is not None
         if self.tensorboard_log is None or self._custom_logger or not ours:

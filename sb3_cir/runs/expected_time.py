@@ -111,7 +111,6 @@ def duration(seconds: float) -> str:
 
 def _last_step(model: OffPolicyAlgorithm) -> int:
     """At which a run ends: after a whole rollout, of several environments together."""
-    model._convert_train_freq()  # a number that was put there after the model was made
     assert isinstance(model.train_freq, TrainFreq)
     if _by_episode(model):
         return model._total_timesteps
