@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from benchmarks import figures, log, tables
 from benchmarks.arguments import above_zero, folder, positive
 from benchmarks.run import git_commit
-from benchmarks.scores import MEASURED, PAPER, Entry, paper_numbers, within
+from benchmarks.scores import PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
 from benchmarks.suites import SUITES, suite
 from sb3_cir.methods import of_log
@@ -138,8 +138,7 @@ def _fill(
     page.figure("profiles", "Performance profiles", figures.performance_profiles(comparable, chosen, reps, look))
     timed = within(measured, chosen, options.budget)
     page.figure("return_against_time", "Return against compute time", figures.return_against_time(comparable, timed, look))
-    names = {each.entry.method: each.entry.name for each in scores if each.entry.source == MEASURED}
-    page.table("critics", "What the critics think", tables.critics(timed, names), _CRITICS_NOTE)
+    page.table("critics", "What the critics think", tables.critics(scores, timed), _CRITICS_NOTE)
     page.figure("critics", "", figures.critics(scores, timed, look))
     page.table("costs", "Cost of the measured runs", tables.costs(measured, chosen))
     page.table(

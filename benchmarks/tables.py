@@ -1,7 +1,6 @@
 """The report's tables, each with the paper's printed figures beside the measured ones."""
 
 import re
-from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -275,13 +274,14 @@ CRITICS = {
 }
 
 
-def critics(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+def critics(scores: list[Scores], rows: pd.DataFrame) -> pd.DataFrame:
     """
-    :param rows: A log
-    :param names: Of the methods to show, what they are called
+    :param scores: Of each method
+    :param rows: The log that they come from, up to the same fraction of the paper's steps
     :return: What ``benchmarks screen`` found out about critics and policy, mean over runs: one row for each method and task,
         at the last step at which all of its runs have been evaluated; empty, where there is none
     """
+    names = {each.entry.method: each.entry.name for each in scores if each.entry.source == MEASURED}
     rows = rows[rows.exp_name.isin(list(names)) & rows.metric.isin([log.RETURN, *CRITICS])]
     found = []
     for (method, task), of_both in rows.groupby(["exp_name", "env_name"], sort=False):

@@ -231,9 +231,17 @@ def did_you_mean(name: str, known: list[str]) -> str:
     :param known: What is
     :return: The end of a sentence that says so
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"{meant}it must be one of {', '.join(known)}."
+    return f"{nearest(name, known)}it must be one of {', '.join(known)}."
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """
+    :param name: What is not known
+    :param known: What is
+    :return: A question for the one that may be meant, and a space; empty if none is near
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def arguments(name: str) -> dict[str, Any]:

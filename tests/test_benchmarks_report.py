@@ -281,26 +281,25 @@ def test_critics_are_shown_at_the_last_step_that_all_runs_were_evaluated_at(tmp_
     for metric, factor in (("q_bias", 2), ("q_gain", 3), ("q_data", 4), ("entropy", 5)):
         found.append(plain.assign(metric=metric, value=factor * plain.value))
     rows = pd.concat(found)
-    names = {"cir": "CIR"}
+    scores = selection.select(rows, rows[:0], HARD, 1.0).scores
     at_the_end = returns[:2, 0].mean()
-    (row,) = tables.critics(rows, names).to_dict("records")
+    (row,) = tables.critics(scores, rows).to_dict("records")
     assert (row["method"], row["task"], row["runs"], row["simulator steps"]) == ("CIR", HARD.tasks[0].name, "2", "1,000,000")
     assert row["return"] == f"{at_the_end:.1f}"
     assert [row[text] for text in tables.CRITICS.values()] == [f"{factor * at_the_end:.2f}" for factor in (2, 3, 4, 5)]
 
     # One run was stopped halfway: the table stands there, and the figure's mean ends there.
     stopped = rows[(rows.seed == 7) | (rows.env_step == 500_000)]
-    (row,) = tables.critics(stopped, names).to_dict("records")
+    (row,) = tables.critics(scores, stopped).to_dict("records")
     assert (row["simulator steps"], row["return"]) == ("500,000", f"{at_the_end / 2:.1f}")
-    chosen = selection.select(stopped, stopped[:0], HARD, 1.0)
-    figure = figures.critics(chosen.scores, stopped, figures.Look([each.entry for each in chosen.scores]))
+    figure = figures.critics(scores, stopped, figures.Look([each.entry for each in scores]))
     mean, *each_run = figure.axes[1].lines
     np.testing.assert_allclose(mean.get_xydata(), [[500, 3 * at_the_end / 2]])
     assert sorted(np.isfinite(line.get_ydata()).sum() for line in each_run) == [1, 2]
 
     # Other runs have none of it.
-    assert tables.critics(plain, names).empty
-    assert figures.critics(chosen.scores, plain, figures.Look([])) is None
+    assert tables.critics(scores, plain).empty
+    assert figures.critics(scores, plain, figures.Look([])) is None
 
 
 def test_costs_without_a_number_of_updates(tmp_path, returns):

@@ -1,7 +1,6 @@
 """The constructor's arguments of a model, which SB3 keeps as attributes, as plain values and back."""
 
 import contextlib
-import difflib
 import inspect
 import math
 import os
@@ -18,6 +17,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_cir import methods
 from sb3_cir.runs.files import DamagedError, short
 from sb3_cir.runs.plain import OBJECTS, Argument, from_plain, to_plain
 
@@ -84,8 +84,8 @@ def check_names(kind: type, given: Iterable[str], others: Iterable[str] = ()) ->
     known = {*names(kind), *getattr(kind, "fixed_arguments", ()), *others}
     for name in given if all(_is_known(each) for each in kind.__mro__) else ():
         if name not in known:
-            near = difflib.get_close_matches(name, names(kind), n=1)
-            raise TypeError(f"{kind.__name__} has no argument {name!r}{f': did you mean {near[0]!r}?' if near else '.'}")
+            meant = methods.nearest(name, names(kind))
+            raise TypeError(f"{kind.__name__} has no argument {name!r}{f': {meant}'.rstrip() if meant else '.'}")
 
 
 def takes(kind: type, name: str) -> bool:
