@@ -72,7 +72,6 @@ class PartsPolicy(SimbaPolicy):
             return CategoricalCritic(**kwargs, encoder=self._body, head=StackedLinear, n_bins=101, largest_value=5.0).to(
                 self.device
             )
-        del kwargs["activation_fn"]
         return CIRCritic(**kwargs, avg_r_norm_coef=self.avg_r_norm_coef, network=CRITICS[self.critic_body]).to(self.device)
 
     def _body(self, n_stack: int, in_features: int, widths: Sequence[int], _: str) -> UShape:

@@ -18,6 +18,7 @@ from benchmarks import log
 from sb3_cir import methods, zoo
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.tasks import Task
+from sb3_cir.words import did_you_mean
 
 ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
@@ -50,7 +51,7 @@ def method(name: str) -> Method:
     trainable = {key for key, each in methods.METHODS.items() if each.algo}
     if name not in trainable | zoos:
         known = sorted({key for key in trainable if (":" in key) == bool(variant)} | (set() if variant else zoos))
-        raise ValueError(f"--methods {name}: {methods.did_you_mean(name, known)}")
+        raise ValueError(f"--methods {name}: {did_you_mean(name, known)}")
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
     protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo in zoos else ()
     own = methods.arguments(name) if variant else {}

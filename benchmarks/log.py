@@ -39,6 +39,7 @@ from benchmarks import zoo_log
 from sb3_cir.methods import of_log
 from sb3_cir.runs.files import write_whole
 from sb3_cir.tasks import TASKS
+from sb3_cir.words import first_line
 
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
 RUN = ["exp_name", "env_name", "seed"]
@@ -133,8 +134,7 @@ def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
             return pd.DataFrame(rows, columns=COLUMNS).astype(_NUMBERS), [run]
         return _read_file(file), _runs_of(file)
     except Exception as error:  # A damaged file can fail in any way.
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{str(file)!r} cannot be read ({problem}).") from error
+        raise ValueError(f"{str(file)!r} cannot be read ({first_line(error)}).") from error
 
 
 def task_of_log(name: str) -> str:

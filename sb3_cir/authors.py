@@ -25,7 +25,7 @@ from stable_baselines3.common.preprocessing import get_action_dim
 from sb3_cir.cir import CIR
 from sb3_cir.envs import paper_protocol
 from sb3_cir.runs import files, parameters
-from sb3_cir.runs.files import short
+from sb3_cir.words import first_line, short
 
 PREFIX = "network.network."
 LAYERS = ("0", "2", "4")
@@ -42,8 +42,7 @@ def read(path: str | Path) -> dict[str, th.Tensor]:
     try:
         found = th.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # what is no such file can fail in any way
-        first = str(error).strip().splitlines()
-        raise ValueError(f"{path}: these are no weights that can be read ({short(first[0] if first else error)}).") from error
+        raise ValueError(f"{path}: these are no weights that can be read ({first_line(error)}).") from error
     if isinstance(found, dict) and all(isinstance(name, str) for name in found):
         found = parameters.unwrapped(found, KEYS, str(path))
     if not isinstance(found, dict) or list(found) != KEYS or not all(isinstance(each, th.Tensor) for each in found.values()):

@@ -20,11 +20,11 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr
 from torch import nn
 
-from sb3_cir.policies import check_least
 from sb3_cir.runs import checkpoint, rows, state
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.runs.files import FULL, DamagedError, checkpoints
 from sb3_cir.runs.watch import FailedEnvError, first_non_finite
+from sb3_cir.valid import check_counts
 
 try:
     import fcntl
@@ -64,7 +64,7 @@ class Checkpoint(BaseCallback):
         verbose: int = 0,
     ):
         super().__init__(verbose)
-        check_least(every=(every, 1), keep=(keep, 1))
+        check_counts(every=(every, 1), keep=(keep, 1))
         self.every = every
         # Whoever changes the working directory later on does not mean the checkpoints.
         self.folder = Path(folder).absolute()
@@ -266,7 +266,7 @@ class NonFiniteGuard(BaseCallback):
 
     def __init__(self, folder: str | Path | None = None, check_freq: int = 1_000):
         super().__init__()
-        check_least(check_freq=(check_freq, 1))
+        check_counts(check_freq=(check_freq, 1))
         self.folder = folder
         self.check_freq = check_freq
         self._rollouts = 0

@@ -9,8 +9,9 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from stable_baselines3.sac.policies import SACPolicy
 
-from sb3_cir.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, is_number
+from sb3_cir.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb3_cir.smr import SMR
+from sb3_cir.valid import is_number
 
 
 class CIR(SMR):

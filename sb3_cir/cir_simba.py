@@ -11,9 +11,10 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 
 from sb3_cir.baselines.simba import HorizonDefaults, NormalizesObservations, ObservesWhileActing, SimbaActor
 from sb3_cir.cir import CIR
-from sb3_cir.policies import CIRPolicy, ForImages, check_activation, check_least
+from sb3_cir.policies import CIRPolicy, ForImages
 from sb3_cir.runs import rows
 from sb3_cir.smr import SMR
+from sb3_cir.valid import check_activation, check_counts
 
 
 class CIRSimBaPolicy(NormalizesObservations, CIRPolicy):
@@ -124,7 +125,7 @@ class CIRSimBa(ShortensReturns, ObservesWhileActing, HorizonDefaults, CIR):
         **kwargs: Any,
     ):
         if long_return_updates is not None:
-            check_least(long_return_updates=(long_return_updates, 0))
+            check_counts(long_return_updates=(long_return_updates, 0))
         self.long_return_updates = long_return_updates
         super().__init__(policy, env, learning_rate, n_steps=n_steps, ent_coef=ent_coef, **kwargs)  # type: ignore[arg-type]
 

@@ -37,8 +37,8 @@ from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 from sb3_cir.buffers import DeviceReplayBuffer, cut_off
 from sb3_cir.extras import install_hint
 from sb3_cir.runs import rows
-from sb3_cir.runs.files import short
 from sb3_cir.runs.watch import LARGEST, TAKES
+from sb3_cir.words import short
 
 COLUMNS = ("actions", "rewards", "terminations", "truncations")
 # How far observations may leave the bounds of their space, as a share of its range: a little they often do.

@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb3_cir.policies import check_least
+from sb3_cir.valid import check_counts
 
 # Of a return that a time limit cut off, at most this share of the discounts' weight may be missing.
 UNSEEN = 0.1
@@ -78,7 +78,7 @@ class QGain(BaseCallback):
 
     def __init__(self, every: int = 1000, batch_size: int = 256):
         super().__init__()
-        check_least(every=(every, 1), batch_size=(batch_size, 1))
+        check_counts(every=(every, 1), batch_size=(batch_size, 1))
         self.every = every
         self.batch_size = batch_size
         self._updates_before = 0

@@ -40,8 +40,8 @@ from sb3_cir import __version__, methods
 from sb3_cir.baselines.simba import RSNorm
 from sb3_cir.extras import install_hint
 from sb3_cir.runs import archive, files, normalization
-from sb3_cir.runs.files import short
 from sb3_cir.runs.plain import NormalizerSettings
+from sb3_cir.words import did_you_mean, first_line
 
 TOLERANCE = 1e-5
 CHECKED = (1, 64, 7)  # batch sizes; the network is traced with another one, 2
@@ -293,10 +293,7 @@ def _exported(module: DeterministicPolicy, example: tuple[th.Tensor, ...]) -> An
     except Exception as error:  # the tracer raises what it likes
         name = part[-1] if part else "network"
         what = type(module.get_submodule(name)).__name__
-        raise ValueError(
-            f"The policy cannot be exported: the graph ends in {name} ({what}): "
-            f"{type(error).__name__}: {short(str(error).strip().splitlines()[0] if str(error).strip() else '')}"
-        ) from error
+        raise ValueError(f"The policy cannot be exported: the graph ends in {name} ({what}): {first_line(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -380,7 +377,7 @@ def load(path: str | Path, algo: str | None = None, trusted: bool = False) -> Ba
     """
     kinds: dict[str, Any] = {name: methods.algorithm(name) for name in methods.ours()}
     if algo is not None and algo not in kinds:
-        raise ValueError(f"--algo {algo}: {methods.did_you_mean(algo, list(kinds))}")
+        raise ValueError(f"--algo {algo}: {did_you_mean(algo, list(kinds))}")
     path = files.find(path, ".zip")
     if algo is None:
         members = files.unpack_archive(files.read_regular(Path(path)), str(path))

@@ -7,7 +7,6 @@ a command line or a yaml can hold them.
 """
 
 import copy
-import difflib
 import importlib
 import json
 from dataclasses import dataclass, field
@@ -220,28 +219,11 @@ def method(name: str) -> Method:
     :raises ValueError: If there is none of this name; the message has the nearest one.
     """
     if name not in METHODS:
+        from sb3_cir.words import did_you_mean  # The package loads torch, and this file is read without it too.
+
         kind, known = ("variant", [key for key in METHODS if ":" in key]) if ":" in name else ("method", list(METHODS))
         raise ValueError(f"There is no {kind} {name!r}: {did_you_mean(name, known)}")
     return METHODS[name]
-
-
-def did_you_mean(name: str, known: list[str]) -> str:
-    """
-    :param name: What is not known
-    :param known: What is
-    :return: The end of a sentence that says so
-    """
-    return f"{nearest(name, known)}it must be one of {', '.join(known)}."
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """
-    :param name: What is not known
-    :param known: What is
-    :return: A question for the one that may be meant, and a space; empty if none is near
-    """
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def arguments(name: str) -> dict[str, Any]:

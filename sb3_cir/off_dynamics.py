@@ -29,11 +29,11 @@ from stable_baselines3.common.utils import safe_mean
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.buffers import ReplayBufferPair, cut_off
-from sb3_cir.policies import check_least
-from sb3_cir.runs.files import short
 from sb3_cir.runs.state import seed_at_this_step
 from sb3_cir.runs.watch import BadDataError, FailedEnvError, watch
 from sb3_cir.tasks import BY_ID
+from sb3_cir.valid import check_counts
+from sb3_cir.words import short
 
 
 class TwoDomainReplayBuffer(ReplayBufferPair):
@@ -143,7 +143,7 @@ class OffDynamicsCallback(BaseCallback):
         verbose: int = 0,
     ):
         super().__init__(verbose)
-        check_least(target_freq=(target_freq, 1), eval_freq=(eval_freq, 0), n_eval_episodes=(n_eval_episodes, 1))
+        check_counts(target_freq=(target_freq, 1), eval_freq=(eval_freq, 0), n_eval_episodes=(n_eval_episodes, 1))
         self.target = target
         self.source = source
         self.target_freq = target_freq

@@ -18,21 +18,10 @@ from stable_baselines3.sac.policies import SACPolicy
 
 from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.diagnostics import q_gain, unchanged_randomness
-from sb3_cir.policies import (
-    CIRActor,
-    CIRCritic,
-    SMRCnnPolicy,
-    SMRMultiInputPolicy,
-    SMRPolicy,
-    check_action_space,
-    check_gives_values,
-    check_observed,
-    is_number,
-    own_policy_kwargs,
-    warn_of_sb3s_policy,
-)
+from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
+from sb3_cir.valid import check_action_space, check_counts, check_gives_values, check_observed, warn_of_sb3s_policy
 
 # Updates between two looks at gradients, Q-values and units.
 DIAGNOSE_EVERY = 100
@@ -88,8 +77,7 @@ class SMR(Resumable, SAC):
         precision: str = "float32",
         **kwargs: Any,
     ):
-        if not (is_number(sample_reuse, whole=True) and sample_reuse >= 1):
-            raise ValueError(f"sample_reuse={sample_reuse!r}: it must be a whole number of at least 1 (paper: 2).")
+        check_counts(sample_reuse=(sample_reuse, 1))
         if compile not in (True, False, "auto"):
             raise ValueError(f"compile={compile!r}: it must be True, False or 'auto'.")
         if precision not in ("float32", "bfloat16"):
@@ -98,7 +86,7 @@ class SMR(Resumable, SAC):
         self.entropy_in_target = entropy_in_target
         self.compile = compile
         self.precision = precision
-        super().__init__(policy, env, learning_rate, buffer_size, learning_starts, *args, **own_policy_kwargs(kwargs))
+        super().__init__(policy, env, learning_rate, buffer_size, learning_starts, *args, **kwargs)
 
     def _setup_model(self) -> None:
         check_action_space(self.action_space)

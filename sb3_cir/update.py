@@ -20,6 +20,8 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb3_cir.words import first_line
+
 # A loss gives the scalar to minimise, and a tensor that is needed afterwards.
 Loss = Callable[..., tuple[th.Tensor, th.Tensor]]
 
@@ -131,8 +133,7 @@ class Losses:
                 with self._first_time(loss):
                     return _backward(optimizer, self._compile(loss), *args)
             except Exception as error:  # A compiler may raise anything; what is wrong with the loss itself is raised below.
-                first_line = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                self.stop_compiling(f"{first_line}{_advice()}")
+                self.stop_compiling(f"{first_line(error)}{_advice()}")
         return _backward(optimizer, loss, *args)
 
     def _compile(self, loss: Loss) -> Loss:

@@ -14,6 +14,7 @@ from typing import Any
 from sb3_cir import methods
 from sb3_cir.methods import METHODS, Method
 from sb3_cir.tasks import of_group
+from sb3_cir.words import did_you_mean
 
 VARIANTS: dict[str, Method] = {
     name.removeprefix("cir:"): method for name, method in METHODS.items() if name.startswith("cir:")
@@ -27,7 +28,7 @@ def arguments(name: str) -> dict[str, Any]:
     :raises ValueError: If there is no variant of this name; the message has the nearest one.
     """
     if name not in VARIANTS:
-        raise ValueError(f"There is no variant {name!r}: {methods.did_you_mean(name, list(VARIANTS))}")
+        raise ValueError(f"There is no variant {name!r}: {did_you_mean(name, list(VARIANTS))}")
     return methods.arguments(f"cir:{name}")
 
 

@@ -196,7 +196,7 @@ def test_a_folder_is_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [np.nan, "100", 0])
 def test_an_interval_that_is_none(every: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"every={every!r}: it must be a number of at least 1\."):
+    with pytest.raises(ValueError, match=rf"every={every!r}: it must be a whole number of at least 1\."):
         Checkpoint(every, tmp_path)
 
 

@@ -137,7 +137,7 @@ def test_returns_become_shorter(tmp_path: Path) -> None:
     assert [each.n_steps for each in rows.parts_of(of_both).values()] == [3, 3]
     of_both.learn(20, reset_num_timesteps=False)
     assert [each.n_steps for each in rows.parts_of(of_both).values()] == [1, 1]
-    with pytest.raises(ValueError, match="long_return_updates=-1: it must be a number of at least 0"):
+    with pytest.raises(ValueError, match="long_return_updates=-1: it must be a whole number of at least 0"):
         build(long_return_updates=-1)
 
 

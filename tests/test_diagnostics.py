@@ -190,9 +190,9 @@ def test_evaluations_by_chance_change_nothing() -> None:
     assert all(th.equal(weight, weights(plain)[name]) for name, weight in weights(watched).items())
 
 
-@pytest.mark.parametrize("kwargs", [dict(every=0), dict(every=math.nan), dict(batch_size=0)])
+@pytest.mark.parametrize("kwargs", [dict(every=0), dict(every=math.nan), dict(batch_size=0), dict(batch_size=1.5)])
 def test_bad_arguments(kwargs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"=(0|nan): it must be a number of at least 1\."):
+    with pytest.raises(ValueError, match=r"=(0|nan|1\.5): it must be a whole number of at least 1\."):
         QGain(**kwargs)
 
 

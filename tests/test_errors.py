@@ -11,7 +11,9 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from small import small
+from stable_baselines3 import SAC
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 from stable_baselines3.sac.policies import SACPolicy
 from stable_baselines3.td3.policies import TD3Policy
@@ -21,7 +23,9 @@ from sb3_cir import CIR, envs
 from sb3_cir.baselines import SMR, TD7, BROFast, FlashSAC, SimBa, SimbaV2
 from sb3_cir.baselines.bro import BROPolicy
 from sb3_cir.baselines.flash_sac import FlashSACPolicy
+from sb3_cir.baselines.par import PAR
 from sb3_cir.cir_simba import CIRSimBa
+from sb3_cir.runs import resumable
 
 BOX = spaces.Box(-1, 1, (2,))
 
@@ -363,3 +367,11 @@ except ImportError as error:
     assert "pip install " in result.stdout
     assert "sb3-cir[" not in result.stdout  # on no index
     assert "dm_control" in result.stdout
+
+
+@pytest.mark.parametrize("model_class", [CIR, FlashSAC, TD7, PAR, resumable(SAC)], ids=lambda kind: kind.__name__)
+def test_a_callers_policy_kwargs_stay_as_they_are(model_class: type[OffPolicyAlgorithm]) -> None:
+    """SB3 writes use_sde into them, at which another algorithm may fail."""
+    given: dict[str, Any] = dict(net_arch=[16, 16])
+    model_class("MlpPolicy", "Pendulum-v1", policy_kwargs=given, device="cpu", _init_setup_model=False)
+    assert given == dict(net_arch=[16, 16])

@@ -222,7 +222,7 @@ def test_a_mask_is_no_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("check_freq", [0, math.nan])
 def test_check_freq(check_freq: float) -> None:
-    with pytest.raises(ValueError, match=f"check_freq={check_freq}: it must be a number of at least 1"):
+    with pytest.raises(ValueError, match=f"check_freq={check_freq}: it must be a whole number of at least 1"):
         NonFiniteGuard(check_freq=check_freq)
 
 

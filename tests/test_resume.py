@@ -153,8 +153,8 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         small(Walk()).learn(20, callback=Checkpoint(20, tmp_path))
     with pytest.warns(UserWarning, match=r"HerReplayBuffer: no checkpoint can hold its infos \(copy_info_dict=True\)"):
         learn_her(tmp_path / "her", copy_info_dict=True)
-    for arguments in (dict(every=0), dict(every=1, keep=0)):
-        with pytest.raises(ValueError, match="must be a number of at least 1"):
+    for arguments in (dict(every=0), dict(every=1, keep=0), dict(every=1, keep=1.5)):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
             Checkpoint(folder=tmp_path, **arguments)
     with pytest.raises(ValueError, match=r"a SAC cannot be resumed. sb3_cir.runs.resumable\(SAC\) makes a class that can"):
         small(Walk(), model_class=SAC).learn(20, callback=Checkpoint(20, tmp_path / "sac"))

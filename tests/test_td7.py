@@ -435,11 +435,17 @@ def test_refused() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [dict(policy_delay=0), dict(priority_exponent=-1.0), dict(exploration_noise=-0.1), dict(max_eps_when_checkpointing=0)],
+    [
+        dict(policy_delay=0),
+        dict(policy_delay=1.5),
+        dict(priority_exponent=-1.0),
+        dict(exploration_noise=-0.1),
+        dict(max_eps_when_checkpointing=0),
+    ],
 )
 def test_numbers_that_cannot_be(given: dict[str, Any]) -> None:
     (name,) = given
-    with pytest.raises(ValueError, match=rf"^{name}={given[name]}: it must be a number of at least"):
+    with pytest.raises(ValueError, match=rf"^{name}={given[name]}: it must be a (whole )?number of at least"):
         build(**given)
 
 

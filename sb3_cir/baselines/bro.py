@@ -25,18 +25,10 @@ from sb3_cir.ablations import OrthogonalLinear, StackedLayerNorm
 from sb3_cir.baselines.parts import Residual, common_width, orthogonal_linear, squeeze
 from sb3_cir.baselines.simba import RSNorm, SimbaActor
 from sb3_cir.networks import ends_in_float32
-from sb3_cir.policies import (
-    ConcatCritic,
-    FusedAdam,
-    SavesSharing,
-    check_activation,
-    check_fixed_arguments,
-    check_n_critics,
-    check_policy,
-    check_vectors,
-)
+from sb3_cir.policies import FusedAdam, OwnNetworks, SavesSharing
 from sb3_cir.smr import SMR
 from sb3_cir.update import fast_products, frozen, minimise
+from sb3_cir.valid import check_activation, check_fixed_arguments, check_n_critics, check_policy, check_vectors
 
 
 class FusedAdamW(FusedAdam):
@@ -145,26 +137,22 @@ class Adjustment(nn.Module):
         return squeeze(self.log_value, self.LOG_MIN, self.LOG_MAX).exp()
 
 
-class BROCritic(ConcatCritic):
+class BROCritic(OwnNetworks):
     """
     BRO's critics as one stack of BroNets; called, it returns one ``(batch, n_quantiles)`` tensor for each.
 
-    :param n_critics: Number of critics
     :param n_quantiles: Number of quantiles that each estimates
-    :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
+    :param kwargs: What SB3's ``ContinuousCritic`` takes, by keyword
     """
 
     gives_values: ClassVar[bool] = False
 
-    def __init__(self, *, n_critics: int = 2, n_quantiles: int = 100, **kwargs: Any):
-        # No network of SB3's own: that below takes its place.
-        super().__init__(n_critics=0, **kwargs)
-        self.n_critics = n_critics
+    def __init__(self, *, n_quantiles: int = 100, **kwargs: Any):
+        super().__init__(**kwargs)
         self.n_quantiles = n_quantiles
         widths = kwargs["net_arch"]
-        in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
-        body = bro_net(n_critics, in_features, widths, "qf")
-        self.q_network = nn.Sequential(body, ReLULinear(n_critics, widths[-1], n_quantiles))
+        body = bro_net(self.n_critics, self.in_features, widths, "qf")
+        self.q_network = nn.Sequential(body, ReLULinear(self.n_critics, widths[-1], n_quantiles))
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         x = self.network_input(obs, actions)
@@ -337,6 +325,7 @@ class BRO(SMR):
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": BROPolicy}
     fixed_arguments = ("sample_reuse", "entropy_in_target", "use_sde")
     counters = (*SMR.counters, "n_resets")
+    acts = ("actor", "optimistic_actor")
     policy: BROPolicy
 
     def __init__(
@@ -362,8 +351,7 @@ class BRO(SMR):
         self.reset_steps = tuple(reset_steps)
         self.n_resets = 0
         super().__init__(
-            # By its name SB3 would send Dict observations to a policy that there is not.
-            self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
+            policy,
             env,
             learning_rate,
             batch_size=batch_size,

@@ -29,20 +29,10 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from torch import nn
 
 from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, ReturnScale, normalise_parameters, project, squeeze
-from sb3_cir.policies import (
-    CIRActor,
-    ConcatCritic,
-    FusedAdam,
-    SavesSharing,
-    check_action_space,
-    check_activation,
-    check_n_critics,
-    check_observed,
-    is_number,
-    own_policy_kwargs,
-)
+from sb3_cir.policies import CIRActor, FusedAdam, OwnNetworks, SavesSharing
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products, frozen, minimise
+from sb3_cir.valid import check_action_space, check_activation, check_counts, check_n_critics, check_observed
 
 
 class Encoder(Protocol):
@@ -80,30 +70,26 @@ class StackActor(CIRActor):
         return mean, squeeze(log_std, LOG_STD_MIN, LOG_STD_MAX), {}
 
 
-class CategoricalCritic(ConcatCritic):
+class CategoricalCritic(OwnNetworks):
     """
     Critics that give a distribution of the return over a fixed grid of values. Called, it returns the mean of each, one
     ``(batch, 1)`` tensor for each critic like any SB3 critic.
 
     :param encoder: Makes the body
     :param head: Makes the head
-    :param n_critics: Number of critics
     :param n_bins: Number of values on the grid
     :param largest_value: They go from minus this to this.
-    :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
+    :param kwargs: What SB3's ``ContinuousCritic`` takes, by keyword
     """
 
     gives_values: ClassVar[bool] = False
     bins: th.Tensor
 
-    def __init__(self, *, encoder: Encoder, head: Head, n_critics: int, n_bins: int, largest_value: float, **kwargs: Any):
-        # No network of SB3's own: the stacked one below takes their place.
-        super().__init__(n_critics=0, **kwargs)
-        self.n_critics = n_critics
+    def __init__(self, *, encoder: Encoder, head: Head, n_bins: int, largest_value: float, **kwargs: Any):
+        super().__init__(**kwargs)
         self.largest_value = largest_value
-        in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
-        body = encoder(n_critics, in_features, kwargs["net_arch"], "qf")
-        self.q_network = nn.Sequential(body, head(n_critics, kwargs["net_arch"][-1], n_bins))
+        body = encoder(self.n_critics, self.in_features, kwargs["net_arch"], "qf")
+        self.q_network = nn.Sequential(body, head(self.n_critics, kwargs["net_arch"][-1], n_bins))
         self.register_buffer("bins", th.linspace(-largest_value, largest_value, n_bins), persistent=False)
 
     def log_probabilities(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
@@ -133,9 +119,6 @@ class CategoricalCritic(ConcatCritic):
 
     def forward(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, ...]:
         return tuple(self.means(self.log_probabilities(obs, actions)).unsqueeze(2).unbind(dim=0))
-
-    def q1_forward(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
-        return self.forward(obs, actions)[0]
 
 
 def cross_entropy(target: th.Tensor, log_probabilities: th.Tensor) -> th.Tensor:
@@ -191,8 +174,7 @@ class CategoricalPolicy(SavesSharing):
             )
         if use_sde:
             raise ValueError(f"use_sde=True: {name} has no gSDE, its noise is drawn for each action.")
-        if not (is_number(n_bins, whole=True) and n_bins >= 2):
-            raise ValueError(f"n_bins={n_bins}: it must be a whole number of at least 2 (original: 101).")
+        check_counts(n_bins=(n_bins, 2))
         if not 0 < largest_value < math.inf:
             raise ValueError(f"largest_value={largest_value}: it must be positive and finite (original: 5).")
         check_n_critics(kwargs)
@@ -329,9 +311,7 @@ class CategoricalSAC(ScalesRewards, SAC):
             raise ValueError(f"decay_timesteps={decay_timesteps!r}: it must be 'auto' or a positive number of steps.")
         self.learning_rate_end = learning_rate_end
         self.decay_timesteps = decay_timesteps
-        # SB3 would send whoever has a Dict to a policy that there is not; ours says what to do.
-        policy = self.policy_aliases.get(policy, policy) if isinstance(policy, str) else policy  # type: ignore[assignment]
-        super().__init__(policy, env, learning_rate, **own_policy_kwargs(kwargs))
+        super().__init__(policy, env, learning_rate, **kwargs)
 
     def _setup_model(self) -> None:
         check_action_space(self.action_space)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
-from sb3_cir.policies import check_least
+from sb3_cir.valid import check_counts, check_least
 
 
 class DomainClassifiers(nn.Module):
@@ -98,8 +98,8 @@ class DARC(TwoDomainSAC):
         odrl_softmax: bool = False,
         **kwargs: Any,
     ):
-        check_least(correction_coef=(correction_coef, 0), correction_starts=(correction_starts, 0))
-        check_least(classifier_freq=(classifier_freq, 1), classifier_noise=(classifier_noise, 0))
+        check_least(correction_coef=(correction_coef, 0), classifier_noise=(classifier_noise, 0))
+        check_counts(correction_starts=(correction_starts, 0), classifier_freq=(classifier_freq, 1))
         self.correction_coef = correction_coef
         self.correction_starts = correction_starts
         self.classifier_freq = classifier_freq
@@ -112,7 +112,7 @@ class DARC(TwoDomainSAC):
     def _setup_model(self) -> None:
         super()._setup_model()
         for width in self.classifier_arch:
-            check_least(classifier_arch=(width, 1))
+            check_counts(classifier_arch=(width, 1))
         require_single_transitions(self)
         obs_dim, action_dim = get_flattened_obs_dim(self.observation_space), get_action_dim(self.action_space)
         self.classifiers = DomainClassifiers(obs_dim, action_dim, self.classifier_arch).to(self.device)

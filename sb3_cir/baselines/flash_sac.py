@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC, StackActor
 from sb3_cir.baselines.parts import EPSILON, Residual, ReturnScale, UnitLinear, UnitNorm, common_width
-from sb3_cir.policies import is_number
+from sb3_cir.valid import check_counts
 
 
 class UnitBatchNorm(UnitNorm):
@@ -252,9 +252,7 @@ class FlashSAC(CategoricalSAC):
         noise_longest: int = 16,
         **kwargs: Any,
     ):
-        for name, value in (("policy_delay", policy_delay), ("noise_longest", noise_longest)):
-            if not (is_number(value, whole=True) and value >= 1):
-                raise ValueError(f"{name}={value}: it must be a whole number of at least 1.")
+        check_counts(policy_delay=(policy_delay, 1), noise_longest=(noise_longest, 1))
         if not target_std > 0:
             raise ValueError(f"target_std={target_std}: it must be positive (original: 0.15).")
         self.policy_delay = int(policy_delay)

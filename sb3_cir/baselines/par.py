@@ -13,7 +13,7 @@ from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
-from sb3_cir.policies import check_least
+from sb3_cir.valid import check_counts, check_least
 
 
 class PAR(TwoDomainSAC):
@@ -36,7 +36,8 @@ class PAR(TwoDomainSAC):
     def __init__(
         self, *args: Any, penalty_coef: float = 0.1, encoder_freq: int = 200, encoder_width: int = 256, **kwargs: Any
     ):
-        check_least(penalty_coef=(penalty_coef, 0), encoder_freq=(encoder_freq, 1), encoder_width=(encoder_width, 1))
+        check_least(penalty_coef=(penalty_coef, 0))
+        check_counts(encoder_freq=(encoder_freq, 1), encoder_width=(encoder_width, 1))
         self.penalty_coef = penalty_coef
         self.encoder_freq = encoder_freq
         self.encoder_width = encoder_width

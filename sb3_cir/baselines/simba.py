@@ -23,8 +23,9 @@ from stable_baselines3.sac.policies import Actor
 from torch import nn
 
 from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, Residual, common_width, orthogonal_linear, squeeze
-from sb3_cir.policies import CIRActor, ForImages, SavesSharing, SequentialCritic, check_activation, check_n_critics, is_number
+from sb3_cir.policies import CIRActor, ForImages, OwnNetworks, SavesSharing, SequentialCritic
 from sb3_cir.smr import SMR
+from sb3_cir.valid import check_activation, check_n_critics, is_number
 
 TensorOrDict = th.Tensor | TensorDict
 
@@ -195,22 +196,18 @@ class SimbaActor(CIRActor):
         return self.mu(latent), squeeze(self.log_std(latent), LOG_STD_MIN, LOG_STD_MAX), {}
 
 
-class SimbaCritic(SequentialCritic):
+class SimbaCritic(OwnNetworks, SequentialCritic):
     """
     SimBa's Q-functions; called, it returns one ``(batch, 1)`` tensor for each, like any SB3 critic.
 
-    :param n_critics: Number of critics
     :param n_outputs: Values that each gives
-    :param kwargs: What else SB3's ``ContinuousCritic`` takes, by keyword
+    :param kwargs: What SB3's ``ContinuousCritic`` takes, by keyword
     """
 
-    def __init__(self, *, n_critics: int = 2, n_outputs: int = 1, **kwargs: Any):
-        # No network of SB3's own: those below take their place.
-        super().__init__(n_critics=0, **kwargs)
-        self.n_critics = n_critics
-        in_features = kwargs["features_dim"] + get_action_dim(self.action_space)
-        for index in range(n_critics):
-            encoder = simba_encoder(in_features, kwargs["net_arch"], "qf")
+    def __init__(self, *, n_outputs: int = 1, **kwargs: Any):
+        super().__init__(**kwargs)
+        for index in range(self.n_critics):
+            encoder = simba_encoder(self.in_features, kwargs["net_arch"], "qf")
             q_network = nn.Sequential(encoder, orthogonal_linear(kwargs["net_arch"][-1], n_outputs))
             self.add_module(f"qf{index}", q_network)
             self.q_networks.append(q_network)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.categorical import CategoricalPolicy, CategoricalSAC
 from sb3_cir.baselines.parts import EPSILON, UnitLinear, common_width
-from sb3_cir.baselines.simba import HorizonDefaults, ObservesWhileActing, SimbaPolicy
+from sb3_cir.baselines.simba import HorizonDefaults, NormalizesObservations, ObservesWhileActing
 
 
 def to_sphere(x: th.Tensor) -> th.Tensor:
@@ -124,7 +124,7 @@ def sphere_encoder(n_stack: int, in_features: int, widths: Sequence[int], key: s
     return nn.Sequential(Embedding(n_stack, in_features, width), *blocks)
 
 
-class SimbaV2Policy(CategoricalPolicy, SimbaPolicy):
+class SimbaV2Policy(CategoricalPolicy, NormalizesObservations):
     """
     SimbaV2's networks, on observations that are normalised as SimBa's are: by running statistics, which actor, critics and
     target critics share. Arguments are :class:`~sb3_cir.baselines.categorical.CategoricalPolicy`'s; ``net_arch`` is by
@@ -134,10 +134,6 @@ class SimbaV2Policy(CategoricalPolicy, SimbaPolicy):
     encoder = staticmethod(sphere_encoder)
     head = SphereHead
     default_net_arch: ClassVar[dict[str, list[int]]] = dict(pi=[128], qf=[512, 512])
-
-    def __init__(self, *args: Any, optimizer_kwargs: dict[str, Any] | None = None, **kwargs: Any):
-        # SimBa's weight decay is not SimbaV2's: the weights have their length already.
-        super().__init__(*args, optimizer_kwargs={} if optimizer_kwargs is None else optimizer_kwargs, **kwargs)
 
 
 class SimbaV2(ObservesWhileActing, HorizonDefaults, CategoricalSAC):

@@ -24,10 +24,12 @@ from torch import nn
 from sb3_cir.baselines.lap import LAPReplayBuffer, lap_huber
 from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.networks import AvgRNorm, StackedLinear
-from sb3_cir.policies import (
-    ConcatCritic,
-    FusedAdam,
+from sb3_cir.policies import FusedAdam, OwnNetworks
+from sb3_cir.runs.algorithm import Resumable
+from sb3_cir.update import fast_products, frozen, minimise
+from sb3_cir.valid import (
     check_action_space,
+    check_counts,
     check_fixed_arguments,
     check_least,
     check_n_critics,
@@ -35,10 +37,7 @@ from sb3_cir.policies import (
     check_policy,
     check_vectors,
     is_number,
-    own_policy_kwargs,
 )
-from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import fast_products, frozen, minimise
 
 # What the original has for the least of no values. (JSON has no infinity.)
 NOT_YET = 1e8
@@ -71,23 +70,18 @@ class TD7Actor(Actor):
         return actions
 
 
-class TD7Critic(ConcatCritic):
+class TD7Critic(OwnNetworks):
     """
     TD3's critics with the embeddings of state and action beside their first layer, as one stack of networks with elu.
 
     :param embedding_dim: Size of each of the two embeddings
-    :param n_critics: Number of critics
-    :param kwargs: What else SB3's ``ContinuousCritic`` takes
+    :param kwargs: What SB3's ``ContinuousCritic`` takes, by keyword
     """
 
-    def __init__(self, *, embedding_dim: int, n_critics: int = 2, **kwargs: Any):
-        # No network of SB3's own: that below takes its place.
-        super().__init__(n_critics=0, **kwargs)
-        self.n_critics = n_critics
-        widths = kwargs["net_arch"]
-        self.input = nn.Sequential(
-            StackedLinear(n_critics, kwargs["features_dim"] + get_action_dim(self.action_space), widths[0]), AvgRNorm(1.0)
-        )
+    def __init__(self, *, embedding_dim: int, **kwargs: Any):
+        super().__init__(**kwargs)
+        n_critics, widths = self.n_critics, kwargs["net_arch"]
+        self.input = nn.Sequential(StackedLinear(n_critics, self.in_features, widths[0]), AvgRNorm(1.0))
         sizes = [widths[0] + 2 * embedding_dim, *widths]
         hidden = [
             layer
@@ -271,6 +265,7 @@ class TD7(Resumable, TD3):
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": TD7Policy}
     fixed_arguments = ("tau", "train_freq", "gradient_steps", "action_noise", "replay_buffer_class", "n_steps")
+    acts = ("actor", "fixed_encoder")
     counters = (
         *Resumable.counters,
         *("learning", "eps_since_update", "timesteps_since_update", "max_eps_before_update"),
@@ -297,8 +292,9 @@ class TD7(Resumable, TD3):
     ):
         check_fixed_arguments(type(self), kwargs)
         check_least(exploration_noise=(exploration_noise, 0), priority_exponent=(priority_exponent, 0))
-        check_least(max_eps_when_checkpointing=(max_eps_when_checkpointing, 1))
-        check_least(policy_delay=(kwargs.get("policy_delay", 1), 1))
+        check_counts(
+            max_eps_when_checkpointing=(max_eps_when_checkpointing, 1), policy_delay=(kwargs.get("policy_delay", 1), 1)
+        )
         if not (is_number(min_priority) and min_priority > 0):  # with 0 the Huber loss would be 0 too
             raise ValueError(f"min_priority={min_priority}: it must be above 0.")
         self.target_update_interval = target_update_interval
@@ -322,8 +318,7 @@ class TD7(Resumable, TD3):
         self.max_value, self.min_value = -NOT_YET, NOT_YET
         self.max_target, self.min_target = 0.0, 0.0
         super().__init__(
-            # By its name SB3 would send Dict observations to a policy that there is not.
-            self._get_policy_from_name(policy) if isinstance(policy, str) else policy,  # type: ignore[arg-type]
+            policy,
             env,
             learning_rate,
             learning_starts=learning_starts,
@@ -333,7 +328,7 @@ class TD7(Resumable, TD3):
             action_noise=None,
             replay_buffer_class=LAPReplayBuffer,
             n_steps=1,
-            **own_policy_kwargs(kwargs),
+            **kwargs,
         )
 
     def _setup_model(self) -> None:

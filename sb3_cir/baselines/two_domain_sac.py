@@ -21,9 +21,9 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
-from sb3_cir.policies import check_vectors
 from sb3_cir.runs.algorithm import Resumable
 from sb3_cir.update import fast_products
+from sb3_cir.valid import check_vectors
 
 
 class TwoDomainSAC(Resumable, SAC):

@@ -1,6 +1,5 @@
 """Environments: their Gymnasium ids, and the paper's protocol. No simulator is imported before an environment is made."""
 
-import difflib
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +10,7 @@ from sb3_cir.envs.humanoid_bench import repair_imported
 from sb3_cir.envs.placeholders import register_placeholders
 from sb3_cir.envs.wrappers import ActionRepeat, FlatFloat32, paper_protocol
 from sb3_cir.tasks import DMC_OTHER, of_group
+from sb3_cir.words import nearest
 
 __all__ = ["ActionRepeat", "FlatFloat32", "make", "paper_protocol", "register"]
 
@@ -59,8 +59,8 @@ def make(env_id: str, seed: int | None = None, **kwargs: Any) -> gym.Env[Any, An
     """
     if ":" not in env_id and env_id not in gym.registry:
         # A task's own name is a small part of its id: dog-walk, dm_control/dog-walk-v0.
-        nearest = [known for known in gym.registry if env_id in known] or difflib.get_close_matches(env_id, gym.registry, n=1)
-        hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Import its package first, or name it: 'package:{env_id}'."
+        near = next((known for known in gym.registry if env_id in known), None) or nearest(env_id, gym.registry)
+        hint = f"Did you mean {near!r}?" if near else f"Import its package first, or name it: 'package:{env_id}'."
         raise ValueError(f"There is no environment {env_id!r}. {hint}")
     env = paper_protocol(gym.make(env_id, **kwargs))
     if seed is not None:

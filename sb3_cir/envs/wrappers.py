@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sb3_cir.tasks import action_repeat
+from sb3_cir.valid import check_counts
 
 
 class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -19,11 +20,10 @@ class ActionRepeat(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
     """
 
     def __init__(self, env: gym.Env[Any, Any], repeat: int = 2):
-        if not isinstance(repeat, (int, np.integer)) or repeat < 1:
-            raise ValueError(f"repeat={repeat}: it must be a whole number of at least 1.")
+        check_counts(repeat=(repeat, 1))
         gym.utils.RecordConstructorArgs.__init__(self, repeat=repeat)
         super().__init__(env)
-        self.repeat = repeat
+        self.repeat = int(repeat)
         if env.metadata.get("render_fps"):
             self.metadata = {**env.metadata, "render_fps": env.metadata["render_fps"] / repeat}
 

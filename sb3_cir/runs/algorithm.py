@@ -65,6 +65,8 @@ class Resumable(OffPolicyAlgorithm):
     # Arrays of :func:`~sb3_cir.runs.parameters.take` that depend on how many environments there are. A model that is loaded
     # with more or fewer begins them anew.
     per_environment: ClassVar[tuple[str, ...]] = ()
+    # Parts of the policy that choose actions while it learns
+    acts: ClassVar[tuple[str, ...]] = ("actor",)
     # What the algorithm's actions are.
     action_space_class: ClassVar[type[spaces.Space[Any]]] = spaces.Box
     # Whether models are saved in SB3's own format, which SB3 reads too.
@@ -74,6 +76,15 @@ class Resumable(OffPolicyAlgorithm):
     _normalization: NormalizerSettings | None = None  # of the VecNormalize that a loaded model had learned with
     _saved: checkpoint.Saved | None = None  # the newest checkpoint
     _saver: Saver | None = None  # while it learns
+
+    def __init__(self, policy: str | type[BasePolicy], *args: Any, **kwargs: Any):
+        if isinstance(policy, str) and "MultiInputPolicy" not in self.policy_aliases:
+            # By its name SB3 would send Dict observations to a policy that there is not; this says what to do.
+            policy = self._get_policy_from_name(policy)
+        if kwargs.get("policy_kwargs") is not None:
+            # SB3 writes into what it gets, which may be the caller's for more models.
+            kwargs["policy_kwargs"] = dict(kwargs["policy_kwargs"])
+        super().__init__(policy, *args, **kwargs)
 
     @classmethod
     def resume(cls, place: str | os.PathLike[str], env: GymEnv | str, device: th.device | str = "auto", **kwargs: Any) -> Self:

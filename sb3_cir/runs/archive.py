@@ -28,8 +28,9 @@ from stable_baselines3.common.utils import check_for_correct_spaces, get_system_
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from sb3_cir.runs import arguments, checkpoint, files, optimizer_state, parameters, state
-from sb3_cir.runs.files import DamagedError, File, short
+from sb3_cir.runs.files import DamagedError, File
 from sb3_cir.runs.plain import Argument, Model, NormalizerSettings, from_plain, validate
+from sb3_cir.words import short
 
 MANIFEST, ARRAYS, PICKLES = checkpoint.MANIFEST, checkpoint.ARRAYS, "data"
 VERSION, SYSTEM = "_stable_baselines3_version", "system_info.txt"

@@ -17,9 +17,9 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_cir import methods
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import DamagedError
 from sb3_cir.runs.plain import OBJECTS, Argument, from_plain, to_plain
+from sb3_cir.words import nearest, short
 
 # Where SB3 keeps an argument under another name.
 ATTRIBUTES = {"policy": "policy_class", "stats_window_size": "_stats_window_size"}
@@ -84,8 +84,9 @@ def check_names(kind: type, given: Iterable[str], others: Iterable[str] = ()) ->
     known = {*names(kind), *getattr(kind, "fixed_arguments", ()), *others}
     for name in given if all(_is_known(each) for each in kind.__mro__) else ():
         if name not in known:
-            meant = methods.nearest(name, names(kind))
-            raise TypeError(f"{kind.__name__} has no argument {name!r}{f': {meant}'.rstrip() if meant else '.'}")
+            near = nearest(name, names(kind))
+            meant = "." if near is None else f": did you mean {near!r}?"
+            raise TypeError(f"{kind.__name__} has no argument {name!r}{meant}")
 
 
 def takes(kind: type, name: str) -> bool:

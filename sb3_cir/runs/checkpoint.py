@@ -27,6 +27,7 @@ from sb3_cir.runs import arguments, files, normalization, parameters, randomness
 from sb3_cir.runs.files import DamagedError
 from sb3_cir.runs.plain import Block, Checkpoint, NormalizerSettings, to_plain, validate
 from sb3_cir.runs.state import Stored
+from sb3_cir.words import short
 
 FORMAT = 2
 MANIFEST, ARRAYS = "manifest.json", "arrays.safetensors"
@@ -285,4 +286,4 @@ def check_class(kind: type, algorithm: str, what: str) -> None:
     """
     own = not kind.__module__.startswith(("sb3_cir.", "stable_baselines3.", "sb3_contrib."))
     if algorithm != kind.__name__ and not (own and algorithm in [each.__name__ for each in kind.__mro__]):
-        raise ValueError(f"{what} is of a {files.short(algorithm)}, not of a {kind.__name__}.")
+        raise ValueError(f"{what} is of a {short(algorithm)}, not of a {kind.__name__}.")

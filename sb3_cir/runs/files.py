@@ -22,6 +22,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from sb3_cir.words import first_line, short
+
 Arrays = Mapping[str, np.ndarray]
 File = str | Path | io.BufferedIOBase  # a place, or what is open there
 
@@ -184,7 +186,7 @@ def _map_arrays(path: Path, what: str) -> tuple[str | None, dict[str, np.ndarray
         with safetensors.safe_open(path, "np") as opened:
             return (opened.metadata() or {}).get(NOTE), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
-        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({_first_line(error)}).") from error
+        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({first_line(error)}).") from error
 
 
 def _check_header(content: bytes, what: str) -> None:
@@ -232,7 +234,7 @@ def unpack(content: bytes, what: str) -> dict[str, np.ndarray]:
     try:
         arrays = safetensors.numpy.load(content)
     except Exception as error:  # It may fail in Rust, in NumPy, or for a kind of number that NumPy does not have.
-        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({_first_line(error)}).") from error
+        raise DamagedError(f"{what}: these are no arrays in the safetensors format ({first_line(error)}).") from error
     # NumPy aligns what it makes itself; what is read from bytes may lie anywhere, and cannot be written to.
     return {name: np.require(array, requirements=["A", "W", "C"]) for name, array in arrays.items()}
 
@@ -282,7 +284,7 @@ def unpack_archive(content: bytes, what: str) -> dict[str, bytes]:
                 raise ValueError("it is compressed in a way that hides its size")
             return {member.filename: _read_member(archive, member) for member in members}
     except Exception as error:  # A damaged zip can fail in any way, an encrypted one asks for a password.
-        raise DamagedError(f"{what}: this is no archive that can be read ({_first_line(error)}).") from error
+        raise DamagedError(f"{what}: this is no archive that can be read ({first_line(error)}).") from error
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
@@ -317,24 +319,7 @@ def read_json(content: bytes, what: str, trusted: bool = False) -> dict[str, Any
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{what}: this is no JSON ({_first_line(error)}).") from error
+        raise DamagedError(f"{what}: this is no JSON ({first_line(error)}).") from error
     if not isinstance(value, dict):
         raise DamagedError(f"{what}: an object was expected, this is {short(value)}.")
     return value
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {short(lines[0])}" if lines else type(error).__name__
-
-
-def short(value: Any) -> str:
-    """
-    :param value: Whatever stood in a file
-    :return: It in words, cut off where it is long
-    """
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -17,8 +17,9 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb3_cir.runs import files
-from sb3_cir.runs.files import Arrays, DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError
 from sb3_cir.runs.plain import Count, NormalizerSettings, Schema, validate
+from sb3_cir.words import short
 
 RETURNS = "normalization/returns"  # those under way belong to the environments, and SB3 does not save them either
 

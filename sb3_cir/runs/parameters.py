@@ -19,8 +19,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from sb3_cir.runs import optimizer_state
-from sb3_cir.runs.files import Arrays, DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError
 from sb3_cir.runs.optimizer_state import Form, arguments_of, form, to_array
+from sb3_cir.words import short
 
 VARIABLES = "variables"
 # What an optimiser keeps that is never below zero. It takes the root of some of it.

@@ -20,7 +20,8 @@ from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckA
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
-from sb3_cir.runs.files import ROWS, DamagedError, short
+from sb3_cir.runs.files import ROWS, DamagedError
+from sb3_cir.words import short
 
 # Classes of these kinds and places may be named in a file. None of them does anything when it is made.
 KINDS = (th.nn.Module, th.optim.Optimizer, ReplayBuffer)

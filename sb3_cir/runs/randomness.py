@@ -7,8 +7,9 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from sb3_cir.runs.files import Arrays, DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError
 from sb3_cir.runs.plain import NumpyRandom, PythonRandom, Random, SpaceRandom
+from sb3_cir.words import short
 
 
 def take(model: OffPolicyAlgorithm) -> Random:

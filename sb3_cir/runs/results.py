@@ -11,7 +11,8 @@ from stable_baselines3.common import callbacks as sb3
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_cir.runs import files
-from sb3_cir.runs.files import DamagedError, short
+from sb3_cir.runs.files import DamagedError
+from sb3_cir.words import short
 
 MOST_VALUES = files.JSON_VALUES // 2  # that callbacks may have: the manifest has others, and has to be read again
 

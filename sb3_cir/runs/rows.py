@@ -30,11 +30,11 @@ from sb3_cir.runs.files import (
     flush,
     pack,
     read_regular,
-    short,
     unpack,
     write_whole,
 )
 from sb3_cir.runs.plain import Block, Column, Rows
+from sb3_cir.words import short
 
 # A checkpoint writes at least one block, and a file of each is open once: neither too large nor too many.
 BLOCK_BYTES = 2**21

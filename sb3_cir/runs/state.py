@@ -20,8 +20,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_cir.buffers import cut_off
 from sb3_cir.runs import arguments, normalization, parameters, randomness, results, rows
-from sb3_cir.runs.files import Arrays, DamagedError, short
+from sb3_cir.runs.files import Arrays, DamagedError
 from sb3_cir.runs.plain import Checkpoint
+from sb3_cir.words import short
 
 # At most as many of the last episodes go into a checkpoint. A longer file would be refused when it is read.
 EPISODES = 20_000

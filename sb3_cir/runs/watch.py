@@ -144,12 +144,9 @@ def first_non_finite(tensors: Iterable[tuple[str, th.Tensor]]) -> tuple[str, flo
     return None
 
 
-# What chooses actions while an algorithm learns: BRO's second actor and TD7's encoder too.
-_ACTS = ("actor.", "optimistic_actor.", "fixed_encoder.")
-
-
 def _bad_parameter(model: OffPolicyAlgorithm) -> tuple[str, float] | None:
-    return first_non_finite((name, value) for name, value in model.policy.named_parameters() if name.startswith(_ACTS))
+    parts = tuple(f"{name}." for name in getattr(model, "acts", ["actor"]))
+    return first_non_finite((name, value) for name, value in model.policy.named_parameters() if name.startswith(parts))
 
 
 def _bad_action(model: OffPolicyAlgorithm, index: int, value: float) -> ValueError:
