@@ -23,7 +23,7 @@ MARKERS = ["", "o", "s", "^", "D", "v", "P", "X"]
 # Runs, below which a figure shows each
 FEW = 5
 # These have the same colour in every report.
-FIRST = ["cir", "simba", "sac", "bro", "td7", "tdmpc2", "dreamerv3"]
+FIRST = ["cir", "simba", "sac", "bro_fast", "td7", "tdmpc2", "dreamerv3"]
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,

@@ -39,7 +39,6 @@ from benchmarks import zoo_log
 from sb3_cir.methods import of_log
 from sb3_cir.runs.files import write_whole
 from sb3_cir.tasks import TASKS
-from sb3_cir.words import first_line
 
 COLUMNS = ["exp_name", "env_name", "seed", "metric", "env_step", "value"]
 RUN = ["exp_name", "env_name", "seed"]
@@ -86,13 +85,14 @@ def read(paths: Iterable[str | Path]) -> pd.DataFrame:
     return found.rows
 
 
-def load(paths: Iterable[str | Path]) -> Log:
+def load(paths: Iterable[str | Path], published: bool = False) -> Log:
     """
     Read logs: files as they are, folders with everything in them that is a log.
 
     A folder is searched in natural order (seed 2 before seed 10); checkpoints in it are left out.
 
     :param paths: Files and folders
+    :param published: Whether they are other people's, who may mean another method by a name
     :return: What is in them
     :raises FileNotFoundError: If there is no such path.
     :raises ValueError: If a named file is no log or is damaged, or if there is no log in a named folder. A damaged one in a
@@ -117,7 +117,9 @@ def load(paths: Iterable[str | Path]) -> Log:
             tables.append(table.assign(file=str(file)))
             runs += made
     filled = [table for table in tables if len(table)] or tables[:1]
-    return Log(_tidy(pd.concat(filled, ignore_index=True), notes), runs, notes)
+    rows = pd.concat(filled, ignore_index=True)
+    rows["exp_name"] = rows.exp_name.map({name: of_log(name, published) for name in rows.exp_name.dropna().unique()})
+    return Log(_tidy(rows, notes), runs, notes)
 
 
 def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
@@ -134,7 +136,8 @@ def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
             return pd.DataFrame(rows, columns=COLUMNS).astype(_NUMBERS), [run]
         return _read_file(file), _runs_of(file)
     except Exception as error:  # A damaged file can fail in any way.
-        raise ValueError(f"{str(file)!r} cannot be read ({first_line(error)}).") from error
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]  # whole: most of these sentences are ours
+        raise ValueError(f"{str(file)!r} cannot be read ({problem}).") from error
 
 
 def task_of_log(name: str) -> str:
@@ -159,7 +162,6 @@ def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing or infinite.")
     rows = rows[whole]
     rows = rows.assign(
-        exp_name=rows.exp_name.map({name: of_log(name) for name in rows.exp_name.unique()}),
         env_name=rows.env_name.map({name: task_of_log(name) for name in rows.env_name.unique()}),
         seed=rows.seed.astype(int),
         env_step=rows.env_step.round().astype(int),

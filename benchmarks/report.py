@@ -67,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     """
     if not options.results and not options.reference:
         raise ValueError("there is nothing to report on: name folders of results, or --reference.")
-    measured, reference = log.load(options.results), log.load(options.reference)
+    measured, reference = log.load(options.results), log.load(options.reference, published=True)
     own, theirs = _chosen_rows(measured.rows, reference.rows, options.methods)
     found = select(own, theirs, suite(options.suite), options.budget)
     found.notes = [*measured.notes, *reference.notes, *found.notes]
@@ -94,12 +94,11 @@ def main(options: argparse.Namespace) -> int:
 def _chosen_rows(own: pd.DataFrame, theirs: pd.DataFrame, names: list[str] | None) -> tuple[pd.DataFrame, pd.DataFrame]:
     if not names:
         return own, theirs
-    wanted = [of_log(name) for name in names]
-    known = {*own.exp_name, *theirs.exp_name}
-    missing = [name for name in wanted if name not in known]
-    if missing:
-        raise ValueError(f"--methods {missing[0]}: the logs have {', '.join(sorted(known))}.")
-    return own[own.exp_name.isin(wanted)], theirs[theirs.exp_name.isin(wanted)]
+    for name in names:
+        if of_log(name) not in set(own.exp_name) and of_log(name, published=True) not in set(theirs.exp_name):
+            raise ValueError(f"--methods {name}: the logs have {', '.join(sorted({*own.exp_name, *theirs.exp_name}))}.")
+    of_theirs = [of_log(name, published=True) for name in names]
+    return own[own.exp_name.isin(list(map(of_log, names)))], theirs[theirs.exp_name.isin(of_theirs)]
 
 
 def how_it_was_made() -> str:

@@ -25,6 +25,7 @@ class Method:
     :param study: The study of the paper that a variant belongs to
     :param headings: Other names for it in the paper's tables
     :param aliases: Other names for it in published logs
+    :param published: A name for it in published logs that is another method's here
     :param hyperparams: Whose yaml RL Zoo takes, where it has none of its own
     :param search_space: Where ``-optimize`` looks: a name in ``zoo_search.SPACES``, or RL Zoo's own "sac"
     :param two_domains: Whether it learns from a source and a target domain
@@ -38,6 +39,7 @@ class Method:
     study: str = ""
     headings: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    published: str = ""
     hyperparams: str = ""
     search_space: str = "sac"
     two_domains: bool = False
@@ -81,9 +83,17 @@ METHODS: dict[str, Method] = {
         search_space="simba",
     ),
     "simba_smr": Method("SimBa (SMR)", "simba_smr", "sb3_cir.baselines:SimBaSMR", hyperparams="simba", search_space="simba"),
-    "bro": Method("BRO", "bro", "sb3_cir.baselines:BRO", aliases=("bro_utd10",), search_space="simba"),
+    "bro": Method("BRO (UTD 10)", "bro", "sb3_cir.baselines:BRO", aliases=("bro_utd10",), search_space="simba"),
+    # The paper's BRO ("we use BRO-Fast and SimBa with the update-to-data (UTD) ratio 2"), and the one of SimBa's logs.
     "bro_fast": Method(
-        "BRO (fast)", "bro_fast", "sb3_cir.baselines:BROFast", aliases=("bro_utd2",), hyperparams="bro", search_space="simba"
+        "BRO (fast)",
+        "bro_fast",
+        "sb3_cir.baselines:BROFast",
+        headings=("BRO",),
+        aliases=("bro_utd2",),
+        published="bro",
+        hyperparams="bro",
+        search_space="simba",
     ),
     "td7": Method("TD7", "td7", "sb3_cir.baselines:TD7", search_space="td7"),
     # What a method is compared with today.
@@ -204,12 +214,17 @@ _OF_ALIAS = {
 }
 
 
-def of_log(name: str) -> str:
+_OF_PUBLISHED = {method.published: name for name, method in METHODS.items() if method.published}
+
+
+def of_log(name: str, published: bool = False) -> str:
     """
-    :param name: A method's name in anybody's log
+    :param name: A method's name in a log
+    :param published: Whether the log is other people's
     :return: Ours, whatever its case, hyphens and underscores; an unknown method keeps its own
     """
-    return _OF_ALIAS.get(_plain_name(name), name)
+    plain = _plain_name(name)
+    return (published and _OF_PUBLISHED.get(plain)) or _OF_ALIAS.get(plain, name)
 
 
 def method(name: str) -> Method:

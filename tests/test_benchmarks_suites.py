@@ -106,6 +106,15 @@ def test_methods_are_known_by_the_names_in_published_logs(theirs, ours):
     assert methods.of_log(theirs) == ours
 
 
+def test_the_papers_bro_makes_two_updates():
+    """As the paper says, and so in SimBa's logs: its name here is another method's, with ten."""
+    assert methods.of_heading("BRO") == "bro_fast"
+    assert (methods.of_log("bro"), methods.of_log("BRO", published=True)) == ("bro", "bro_fast")
+    for name in ("dmc_easy_medium", "dmc_hard", "humanoid_bench"):
+        assert "bro_fast" in suites.suite(name).methods
+        assert "bro" not in suites.suite(name).methods
+
+
 def test_a_name_alias_or_heading_belongs_to_one_method():
     for names_of in (lambda name, each: {name, *each.aliases}, lambda name, each: {each.label, *each.headings}):
         found = [text for name, each in methods.METHODS.items() for text in names_of(name, each)]
