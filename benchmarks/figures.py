@@ -156,6 +156,8 @@ def aggregate_bars(found: list[dict], look: Look) -> Figure | None:
     figure = Figure(figsize=(11, 0.24 * len(found) + 1.1), layout="constrained")
     for axes, key in zip(figure.subplots(1, 4, sharey=True), AGGREGATES, strict=True):
         for y, entry in enumerate(found):
+            if key not in entry:  # a printed row has what the paper's table has
+                continue
             number, colour = entry[key], look.colours[entry["method"]]
             hollow = entry["source"] == PAPER
             axes.plot(number["value"], y, "o", ms=5, color=colour, mfc="white" if hollow else colour)

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="algorithms of the zoo and variants, e.g. cir sac cir:cdq (default: those of the paper that this project has)",
     )
     parser.add_argument("--tasks", nargs="+", help="only these tasks of the suite")
-    parser.add_argument("--seeds", type=int, default=10, help="how many; they are 0, 1, ... (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, help="how many; they are 0, 1, ... (default: the paper's for the suite, 10 or 5)")
     parser.add_argument("--out", type=folder, required=True, help="folder of the results")
     parser.add_argument("--budget", type=float, default=1.0, help="fraction of the paper's steps (default: %(default)s)")
     parser.add_argument("--eval-every", type=int, help="steps of the simulator between evaluations (default: the paper's)")
@@ -117,8 +117,9 @@ def grid(options: argparse.Namespace) -> list[Job]:
     unknown = [name for name in names if name not in tasks]
     if unknown:
         raise ValueError(f"--tasks {unknown[0]}: suite {chosen.name} has {', '.join(tasks)}.")
-    if options.seeds < 1:
-        raise ValueError(f"--seeds {options.seeds}: it must be at least 1.")
+    seeds = chosen.seeds if options.seeds is None else options.seeds
+    if seeds < 1:
+        raise ValueError(f"--seeds {seeds}: it must be at least 1.")
     for name, share in (("--cpus-per-job", options.cpus_per_job), ("--gpus-per-job", options.gpus_per_job)):
         if not 0 <= share < math.inf:
             raise ValueError(f"{name} {share}: it must be finite and at least 0.")
@@ -132,7 +133,7 @@ def grid(options: argparse.Namespace) -> list[Job]:
     # Each once, however often it is named: the same job twice would be two in one folder.
     methods = [method(name) for name in dict.fromkeys(options.methods or chosen.methods)]
     out = options.out.resolve()
-    order = itertools.product(range(options.seeds), methods, [tasks[name] for name in names])
+    order = itertools.product(range(seeds), methods, [tasks[name] for name in names])
     jobs = [Job(each, task, seed, out, settings) for seed, each, task in order]
     for job in jobs:
         if job.seed == 0:

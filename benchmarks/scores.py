@@ -9,7 +9,7 @@ from rliable import library, metrics
 from scipy.stats import trim_mean
 
 from benchmarks import log
-from benchmarks.suites import AGGREGATES, Suite, published
+from benchmarks.suites import AGGREGATES, AVERAGE, Suite, published
 from sb3_cir.methods import label, of_heading
 from sb3_cir.tasks import Task
 
@@ -202,9 +202,10 @@ def paper_numbers(suite: Suite) -> pd.DataFrame:
     """
     table = pd.DataFrame(published(suite.published) if suite.published else [], columns=["row", "column", "mean", "std"])
     names = {task.name for task in (suite.tasks if suite.printed is None else suite.printed)}
-    if names < set(table.row) - {*AGGREGATES, "Average Return"}:
+    if names < set(table.row) - {*AGGREGATES, AVERAGE}:
         # The printed aggregates are over all tasks of the table.
         table = table[table.row.isin(names)].reset_index(drop=True)
+    table["row"] = table.row.replace(AVERAGE, "Mean")
     table[["mean", "std"]] = table[["mean", "std"]].apply(pd.to_numeric)
     table["method"] = table.pop("column").map(of_heading)
     if suite.name == "odrl":  # the one table with plain returns of tasks that have a normalised one

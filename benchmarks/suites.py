@@ -15,6 +15,8 @@ from sb3_cir.tasks import TASKS, Task
 
 PUBLISHED = Path(__file__).parent / "published"
 AGGREGATES = ("IQM", "Median", "Mean", "OG")
+# What one of the tables calls the mean, which is all that it has of them.
+AVERAGE = "Average Return"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Suite:
     :param methods: Those that the paper compares on it and this project can train, with the suite's names for them
     :param published: Name of the paper's table in ``published/``, if it prints one
     :param comparable: Whether scores of its tasks have one scale, so that they can be aggregated
+    :param seeds: Runs of each method on each task: the paper's 10, or the 5 that it names for a study
     :param printed: Those of its tasks that the paper's figures are shown for; None for all
     """
 
@@ -35,6 +38,7 @@ class Suite:
     methods: dict[str, str]
     published: str | None = None
     comparable: bool = True
+    seeds: int = 10
     printed: tuple[Task, ...] | None = None
 
     @property
@@ -76,7 +80,7 @@ def suite(name: str) -> Suite:
 
 def _rows(table: str) -> tuple[str, ...]:
     rows = dict.fromkeys(entry["row"] for entry in published(table))
-    return tuple(row for row in rows if row not in (*AGGREGATES, "Average Return"))
+    return tuple(row for row in rows if row not in (*AGGREGATES, AVERAGE))
 
 
 _SIX_MEDIUM = ("acrobot-swingup", "cheetah-run", "fish-swim", "hopper-hop", "hopper-stand", "walker-run")
@@ -97,6 +101,11 @@ def _of_table(name: str, title: str, table: str) -> Suite:
     return Suite(name, title, _tasks(*_rows(table)), _methods_of(table), table)
 
 
+def _with_their_own_sac(suite: Suite) -> Suite:
+    """The paper's SAC there is of SimBa's logs: its networks are smaller, and it makes two updates a step."""
+    return replace(suite, methods=suite.methods | {"sac_smr": label("sac_smr")})
+
+
 def _with_plain_returns(suite: Suite) -> Suite:
     """The paper prints no scores for these, so that they cannot be aggregated."""
     tasks = tuple(replace(task, one=task.scale) for task in suite.tasks)
@@ -113,7 +122,7 @@ _OF_TABLES = (
     _of_table("ablation_squash", "Ablation: tanh and skip connections", "variants_dmc_easy_medium"),
     _of_table("ablation_actor", "Ablation: actor, residual blocks, entropy", "variants_actor_res_noent"),
     _of_table("ablation_input", "Ablation: input, initialisation, weight decay", "variants_input_norms"),
-    _of_table("sac_tanh", "SAC with tanh", "sac_tanh_dmc_easy_medium"),
+    _with_their_own_sac(_of_table("sac_tanh", "SAC with tanh", "sac_tanh_dmc_easy_medium")),
     _of_table("simba_smr", "SimBa with SMR", "simba_smr_dmc_easy_medium"),
 )
 _OF_LISTS = (
@@ -138,4 +147,5 @@ _OF_LISTS = (
         {name: text for name, text in study("scaling_smr").items() if text in ("M=2", "M=4", "M=10")},
     ),
 )
-SUITES = {each.name: each for each in (*_OF_TABLES, *_OF_LISTS)}
+_OF_FIVE_SEEDS = {"ablation_actor", "ablation_input", "simba_smr", "parameter_c", *(each.name for each in _OF_LISTS[2:])}
+SUITES = {each.name: replace(each, seeds=5) if each.name in _OF_FIVE_SEEDS else each for each in (*_OF_TABLES, *_OF_LISTS)}

@@ -71,7 +71,7 @@ def aggregates_table(found: list[dict]) -> pd.DataFrame:
     """
     rows = []
     for entry in found:
-        cells = {key: _with_bounds(entry[key], 4 if key == "OG" else 2) for key in AGGREGATES}
+        cells = {key: _with_bounds(entry[key], 4 if key == "OG" else 2) for key in AGGREGATES if key in entry}
         size = {}
         if entry["source"] != PAPER:
             size["runs"] = str(entry["runs"])

@@ -137,8 +137,10 @@ class StackedLayerNorm(nn.Module):
 class LNPerPlace(UShapeCritic):
     """A LayerNorm of its own for each place in each critic, as the paper's equations read (no label in the paper)."""
 
+    places: tuple[str, ...] = ("down", "up_hidden", "up_sum")
+
     def make_norm(self, n_stack: int, width: int, depth: int) -> nn.Module:
-        places = ["input_0", *(f"{place}_{layer}" for place in ("down", "up_hidden", "up_sum") for layer in range(depth))]
+        places = ["input_0", *(f"{place}_{layer}" for place in self.places for layer in range(depth))]
         return nn.ModuleDict({place: StackedLayerNorm(n_stack, width) for place in places})
 
     def normalise(self, x: th.Tensor, place: str, layer: int = 0) -> th.Tensor:
@@ -152,6 +154,18 @@ class PaperUp(UShapeCritic):
 
     def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
         return output + skip
+
+
+class AsPrinted(PaperUp, LNPerPlace):
+    """
+    Eq. 7 to 9 as they are printed: as ``LNPerPlace`` and ``PaperUp``, and no elu between Eq. 7 and 8 (no label in the paper,
+    which omits the elus of Eq. 8 and 9 alone).
+    """
+
+    places = ("down", "up_hidden")
+
+    def begin(self, z: th.Tensor) -> th.Tensor:
+        return z
 
 
 # By the paper's labels, which are the classes' names but where those would be torch's own.
@@ -172,6 +186,7 @@ CRITICS: dict[str, type[UShapeCritic]] = {
     "Orthoini": Orthoini,
     "LNPerPlace": LNPerPlace,
     "PaperUp": PaperUp,
+    "AsPrinted": AsPrinted,
 }
 
 Choice = TypeVar("Choice")

@@ -159,6 +159,7 @@ METHODS: dict[str, Method] = {
     # What the paper's text says where the authors' code does otherwise; these labels are ours
     "cir:ln_per_place": _critic("text", "LNPerPlace"),
     "cir:paper_up": _critic("text", "PaperUp"),
+    "cir:as_printed": _critic("text", "AsPrinted"),
 }
 
 # CIR itself is one value of each parameter that is studied: what it is called there, and how many values stand before it.

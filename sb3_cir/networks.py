@@ -161,6 +161,15 @@ class UShape(nn.Module):
         x = x.expand(self.input.weight.shape[0], *x.shape[-2:])
         return self.squash(self.compress(self.input(x)))
 
+    def begin(self, z: th.Tensor) -> th.Tensor:
+        """
+        What the first down-sampling layer gets. The paper's text has z itself, the authors' code its elu.
+
+        :param z: What :meth:`constrain` gave
+        :return: The same shape
+        """
+        return F.elu(z)
+
     def join(self, output: th.Tensor, x: th.Tensor, skip: th.Tensor, layer: int) -> th.Tensor:
         """
         End an up-sampling layer with its skip connection.
@@ -178,7 +187,7 @@ class UShape(nn.Module):
         :param x: As :meth:`constrain` takes it
         :return: ``(n_stack, batch, width)``.
         """
-        x = F.elu(self.constrain(x))
+        x = self.begin(self.constrain(x))
         skips = []
         for layer, down in enumerate(self.down):
             x = F.elu(self.normalise(down(x), "down", layer))

@@ -457,6 +457,17 @@ def test_the_papers_aggregates_stand_beside_all_tasks_alone(tmp_path, returns):
         assert "dog-run" in set(paper.row)
 
 
+def test_the_one_aggregate_of_the_table_of_squashing_functions_is_shown(tmp_path, returns):
+    chosen = suite("ablation_squash")
+    write_log(tmp_path / "rows.csv", np.resize(returns, (3, len(chosen.tasks))), chosen=chosen)
+    found = select(tmp_path / "rows.csv", chosen)
+    aggregates = tables.aggregates(found.aggregated, chosen, reps=5)
+    shown = tables.aggregates_table(aggregates).set_index("method")
+    assert shown.loc["LayerNorm (paper)", ["IQM", "Mean"]].tolist() == ["", "822.60"]
+    look = figures.Look([*(each.entry for each in found.scores), *(scores.Entry(e["method"], "", "") for e in aggregates)])
+    assert [len(axes.lines) for axes in figures.aggregate_bars(aggregates, look).axes] == [2, 2, 7, 2]
+
+
 def test_a_method_without_some_of_the_tasks_is_not_aggregated_and_that_is_said(tmp_path, returns):
     write_log(tmp_path / "own.csv", returns)
     write_log(tmp_path / "theirs.csv", returns[:, :5], "bro")

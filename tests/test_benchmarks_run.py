@@ -102,6 +102,7 @@ def test_the_grid_takes_the_first_seed_of_everything_first(tmp_path):
     ]
     assert len({each.folder for each in jobs}) == 8
     assert len(run.grid(options(tmp_path, "--methods", "cir", "cir", "--tasks", "dog-run", "dog-run", "--seeds", "1"))) == 1
+    assert len(run.grid(options(tmp_path, "--methods", "cir", "--tasks", "dog-run"))) == 10
 
 
 def test_what_learns_from_two_domains(tmp_path):

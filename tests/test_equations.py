@@ -62,11 +62,12 @@ SUM = {
     "NoSC": lambda y, x, s, norm: norm(y),
     "Res": lambda y, x, s, norm: norm(y + x),
     "PaperUp": lambda y, x, s, norm: y + s,
+    "AsPrinted": lambda y, x, s, norm: y + s,
 }
 
 
 def q_value(network: UShapeCritic, label: str, observations: np.ndarray, critic: int) -> np.ndarray:
-    """Eq. 7 to 9 with the elus that the paper omits "for clarity"."""
+    """Eq. 7 to 9, with the elus that the paper omits "for clarity" in Eq. 8 and 9, and the authors' after Eq. 7."""
     weights = {name: parameter.detach().numpy() for name, parameter in network.named_parameters()}
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
@@ -75,14 +76,15 @@ def q_value(network: UShapeCritic, label: str, observations: np.ndarray, critic:
     def ln(x: np.ndarray, place: str) -> np.ndarray:
         if label == "NoLN":
             return x
-        if label == "LNPerPlace":
+        if label in ("LNPerPlace", "AsPrinted"):
             return layer_norm(x) * weights[f"norm.{place}.weight"][critic] + weights[f"norm.{place}.bias"][critic]
         return layer_norm(x) * weights["norm.weight"] + weights["norm.bias"]
 
     def norm(x: np.ndarray, place: str) -> np.ndarray:
         return NORM.get(label, NORM["CIR"])(x, lambda x: ln(x, place))
 
-    x = elu(INPUT.get(label, INPUT["CIR"])(linear(observations, "input"), lambda x: ln(x, "input_0")))
+    z = INPUT.get(label, INPUT["CIR"])(linear(observations, "input"), lambda x: ln(x, "input_0"))
+    x = z if label == "AsPrinted" else elu(z)
     down = []
     for layer in range(2):
         x = elu(norm(linear(x, f"down.{layer}"), f"down_{layer}"))

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+import yaml
 from gymnasium import spaces
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import NStepReplayBuffer
@@ -446,6 +447,12 @@ def test_darc_needs_the_target_from_its_first_update_on() -> None:
     with pytest.raises(ValueError, match="no transition of the target domain yet: pass an OffDynamicsCallback"):
         darc.learn(30)
     assert darc.num_timesteps == 21
+
+
+def test_rl_zoos_darc_is_the_papers() -> None:
+    """The paper's figures are those of ODRL's code, which takes two softmaxes."""
+    settings = yaml.safe_load((Path(__file__).parent.parent / "hyperparams" / "darc.yml").read_text())
+    assert settings["default"]["odrl_softmax"] is True
 
 
 def test_darc_with_odrls_softmax() -> None:

@@ -130,3 +130,27 @@ def test_dm_control_runs_at_real_speed_in_videos() -> None:
     """shimmy's own ids, which come with its import, say a tenth of it."""
     for _ in range(2):
         assert envs.make("dm_control/cartpole-balance-v0").metadata["render_fps"] == 50
+
+
+# "Detailed state and action space dimensions", one task of each domain. The paper prints 24 actions for humanoid: it has 21.
+SIZES = {
+    "acrobot-swingup": (6, 1),
+    "cartpole-balance": (5, 1),
+    "cheetah-run": (17, 6),
+    "finger-spin": (9, 2),
+    "finger-turn_easy": (12, 2),
+    "fish-swim": (24, 5),
+    "hopper-hop": (15, 4),
+    "pendulum-swingup": (3, 1),
+    "quadruped-run": (78, 12),
+    "reacher-easy": (6, 2),
+    "walker-walk": (24, 6),
+    "dog-walk": (223, 38),
+    "humanoid-walk": (67, 21),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_the_papers(name: str) -> None:
+    env = envs.make(f"dm_control/{name}-v0")
+    assert (env.observation_space.shape, env.action_space.shape) == tuple((size,) for size in SIZES[name])

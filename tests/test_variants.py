@@ -66,6 +66,13 @@ def check_ln_per_place(cir: CIR, variant: CIR) -> None:
     assert len({tuple(weight.flatten().tolist()) for weight in moved}) == 2 * 7
 
 
+def check_as_printed(cir: CIR, variant: CIR) -> None:
+    """No LayerNorm after a sum, so that there are five for each critic."""
+    norms = {name for name in weights(variant.critic) if ".norm." in name}
+    assert len(norms) == 2 * (1 + 2 * 2)
+    assert not th.allclose(q_values(cir), q_values(variant), atol=1e-3)
+
+
 def check_ortho_init(cir: CIR, variant: CIR) -> None:
     for name, weight in weights(variant.critic).items():
         if name.endswith("bias"):
@@ -209,6 +216,7 @@ CHECKS: dict[str, Callable[[CIR, CIR], None]] = {
     **{f"m_{m}": check_batches(1, m) for m in (4, 6, 8, 10)},
     "ln_per_place": check_ln_per_place,
     "paper_up": check_same_weights_other_values,
+    "as_printed": check_as_printed,
 }
 
 
