@@ -16,6 +16,7 @@ from benchmarks import log
 from sb3_cir.runs.files import write_whole
 
 PROGRESS_EVERY = 2.0  # seconds
+EVALUATION_SEED = 100  # beyond the run's
 
 
 class Timed(BaseCallback):
@@ -90,6 +91,9 @@ class Recorder(Timed):
         self._since, self._learns = (self.last_progress, self.num_timesteps), False
         self._first_updates = self.model._n_updates
         evaluation = next(each for each in self.locals["callback"].callbacks if isinstance(each, EvalCallback))
+        if self.num_timesteps == 0 and self.model.seed is not None:
+            # As in the authors' code and ODRL's: RL Zoo seeds training and evaluation alike, so that both would begin alike.
+            evaluation.eval_env.seed(self.model.seed + EVALUATION_SEED)
         # Its own files would say nothing more, and a full disk would end the run there.
         evaluation.log_path = evaluation.best_model_save_path = None
         evaluation.callback = ConvertCallback(lambda *_: self._after_evaluation(evaluation))

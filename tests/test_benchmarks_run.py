@@ -22,6 +22,7 @@ pytest.importorskip("rich", reason="needs rich and pandas, of the benchmarks ext
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks import log, recorder, run
 from benchmarks.__main__ import main
@@ -236,6 +237,20 @@ def learn(folder, *callbacks, resumed=False, **kwargs):
     model = kind.resume(folder / ".checkpoints", env) if resumed else kind("MlpPolicy", env, **arguments)
     evaluation = EvalCallback(eval_env, eval_freq=10, n_eval_episodes=1, verbose=0, **kwargs)
     return model.learn(80, callback=[each, *callbacks, saver, evaluation])
+
+
+def test_evaluations_have_seeds_of_their_own(tmp_path, monkeypatch):
+    """The run's and 100, as the authors' and ODRL's; RL Zoo gives both environments the run's."""
+    given, seed = [], VecEnv.seed
+
+    def noted(env, number=None):
+        given.append((env, number))
+        return seed(env, number)
+
+    monkeypatch.setattr(VecEnv, "seed", noted)
+    model = learn(tmp_path)
+    assert 103 in [number for env, number in given if env is not model.env]
+    assert 103 not in [number for env, number in given if env is model.env]
 
 
 def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
