@@ -5,8 +5,8 @@ An *arm* (see :mod:`benchmarks.arms`) is a training run, shorter than the paper'
 see :class:`Probe`. It writes the rows of :mod:`benchmarks.log` into a CSV file of its own, at every look. The same command
 again goes on where the last one was killed.
 
-Size matters here: SimBa with a critic of half the width learns dogs as slowly as CIR does ("Hard tasks" in ``README.md``). So
-an arm that is to be compared by its learning has to be of the paper's size, the default.
+Size matters here: after 100,000 steps on dogs SimBa has two to three times CIR's return, and with a critic of half the width
+1.2 to 1.4 times (``hard_tasks.md``). So an arm whose learning is to be compared has to be of the paper's size, the default.
 """
 
 import argparse

@@ -280,7 +280,7 @@ class ReplayBufferPair(buffers.ReplayBuffer):
     :param optimize_memory_usage: Not supported
     :param kwargs: Passed on to both, e.g. ``handle_timeout_termination``. With ``n_steps`` and ``gamma`` both are SB3's
         ``NStepReplayBuffer``.
-    :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations.
+    :raises ValueError: If ``optimize_memory_usage`` is set, or ``n_steps`` with Dict observations or without ``gamma``.
     """
 
     # What the two are called, as attributes and in files.

@@ -167,8 +167,8 @@ def export(model: BaseAlgorithm, path: str | Path, normalizer: VecNormalize | No
     :param model: A model with continuous actions, on the CPU
     :param path: The file; its suffix is one of :data:`FORMATS`. Folders are made.
     :param normalizer: What normalised its observations while it learned. Default: the model's environment's, if it has one
-    :return: The largest difference from ``model.predict`` over random observations, in units of half the action's range, or
-        in the action's own where that is less than 1
+    :return: The largest difference from ``model.predict`` over random observations. Of an actor that ends in tanh: in units of
+        half the action's range, or in the action's own where that is less than 1. Of any other: relative to actions beyond 1
     :raises ValueError: If the suffix is none of these, if the policy cannot be exported, or if the difference is larger than
         1e-5. The sentence says which part it is.
     :raises ImportError: If the extra is not installed.

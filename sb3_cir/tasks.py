@@ -2,7 +2,7 @@
 Every benchmark task once, as data: its id, the paper's budget, and which returns are a score of 0 and of 1000.
 
 A new task is one entry here, and one line in the yaml of each method that trains it. Suites, scores, environments, tables and
-tests read this file. It imports nothing heavy.
+tests read this file. It imports nothing heavy. (What a shift of ODRL's does to a robot is in ``envs/odrl.py``.)
 
 Steps are counted in two ways. **Simulator steps** are what the paper's tables, all logs and this file count. **Agent steps**
 are what Stable-Baselines3, RL Zoo and its yaml files count: one for each action that the agent chooses.

@@ -1,6 +1,6 @@
 """
 CIR and the methods it is compared with in RL Zoo: ``python -m rl_zoo3.train --algo cir --env ...``. This file,
-``zoo_search.py``, ``zoo_hook.py`` and ``hub.py`` alone know RL Zoo.
+``zoo_search.py``, ``zoo_hook.py`` and ``hub.py`` alone import or amend RL Zoo.
 
 **Folders from other people.** ``enjoy``, ``record_video`` and ``push_to_hub`` run what a downloaded folder says, whatever the
 algorithm: RL Zoo reads ``config.yml`` and ``args.yml`` with a loader that makes any Python object, evaluates the value of

@@ -81,14 +81,6 @@ def test_whole_numbers_that_are_floats() -> None:
     )
 
 
-def test_policy_kwargs_stay_the_callers() -> None:
-    """SB3 writes into them, for a model of another class to stumble over."""
-    mine = dict(net_arch=[8, 8])
-    for each in (CIR, TD7, FlashSAC):
-        each("MlpPolicy", "Pendulum-v1", policy_kwargs=mine, device="cpu")
-    assert mine == dict(net_arch=[8, 8])
-
-
 def test_a_second_actor_with_nan_is_named() -> None:
     model = small("Pendulum-v1", model_class=BROFast, learning_starts=0)
     with th.no_grad():

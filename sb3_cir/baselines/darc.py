@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.update import minimise
 from sb3_cir.valid import check_counts, check_least
 
 
@@ -150,9 +151,7 @@ class DARC(TwoDomainSAC):
                     # The probabilities in place of logits: p - (1 - p) is their difference, as log_odds is that of logits.
                     log_odds = th.tanh(log_odds / 2)
                 loss = loss + F.binary_cross_entropy_with_logits(log_odds, th.full_like(log_odds, label)) / 2
-        self.classifier_optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.classifier_optimizer.step()
+        minimise(loss, self.classifier_optimizer)
         self.logger.record("train/classifier_loss", loss.item())
 
     def _excluded_save_params(self) -> list[str]:

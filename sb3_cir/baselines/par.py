@@ -13,6 +13,7 @@ from sb3_cir.baselines.sale import DynamicsEncoder
 from sb3_cir.baselines.two_domain_sac import TwoDomainSAC, require_single_transitions
 from sb3_cir.buffers import join
 from sb3_cir.off_dynamics import TwoDomainReplayBuffer
+from sb3_cir.update import minimise
 from sb3_cir.valid import check_counts, check_least
 
 
@@ -72,9 +73,7 @@ class PAR(TwoDomainSAC):
         """
         self._update_learning_rate(self.encoder_optimizer)
         loss = self.encoder.error(target).mean()
-        self.encoder_optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.encoder_optimizer.step()
+        minimise(loss, self.encoder_optimizer)
         self.logger.record("train/encoder_loss", loss.item())
 
     def _excluded_save_params(self) -> list[str]:

@@ -1,6 +1,6 @@
 """
 What SimbaV2 and FlashSAC are made of, and what BRO and SimBa share with them, as plain torch modules (this file imports torch,
-NumPy, ``networks.py`` and ``ablations.py`` alone).
+NumPy and ``ablations.py`` alone).
 """
 
 from collections.abc import Sequence

@@ -202,15 +202,15 @@ SHIFTS = (
 
 def specs() -> Iterator[EnvSpec]:
     """Yield all tasks, for Gymnasium's registry."""
-    for shift in SHIFTS:
-        for robot in shift.robots:
-            for level in shift.levels:
-                yield EnvSpec(
-                    f"odrl/{robot}-{shift.name}-{level}-v0",
-                    entry_point="sb3_cir.envs.odrl:load",
-                    kwargs=dict(robot=robot, shift=shift.name, level=level),
-                    max_episode_steps=1000,
-                )
+    for task in of_group("odrl", "odrl_other"):
+        robot, _, rest = task.name.partition("-")
+        shift, _, level = rest.rpartition("-")
+        yield EnvSpec(
+            task.env_id,
+            entry_point="sb3_cir.envs.odrl:load",
+            kwargs=dict(robot=robot, shift=shift, level=level),
+            max_episode_steps=1000,
+        )
 
 
 def load(robot: str, shift: str, level: str, domain: str = "target", **kwargs: Any) -> gym.Env[Any, Any]:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -22,7 +22,6 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn
 from stable_baselines3.common.vec_env import VecEnv
-from typing_extensions import Self
 
 from sb3_cir.runs import archive, arguments, buffer_file, checkpoint, normalization, parameters, results, rows, state, watch
 from sb3_cir.runs.expected_time import with_expected_time
