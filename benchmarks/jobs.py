@@ -27,7 +27,7 @@ CHECKPOINTS = 20
 
 
 @dataclass(frozen=True)
-class Method:
+class TrainedMethod:
     """
     :param name: Its name in logs: an algorithm of the zoo, or ``<algorithm>:<variant>``
     :param params: Hyperparameters of its own, each as the zoo's ``-params`` takes it (``name:value``)
@@ -37,7 +37,7 @@ class Method:
     params: tuple[str, ...] = ()
 
 
-def method(name: str) -> Method:
+def method(name: str) -> TrainedMethod:
     """
     :param name: E.g. ``cir``, ``sac`` or ``cir:cdq``
     :return: The method
@@ -55,7 +55,7 @@ def method(name: str) -> Method:
     # SB3's own algorithms are tuned by the zoo's files, which know nothing of the paper's protocol.
     protocol = ("env_wrapper:'sb3_cir.envs.paper_protocol'",) if algo in zoos else ()
     own = methods.arguments(name) if variant else {}
-    return Method(name, (*protocol, *(f"{argument}:{value!r}" for argument, value in own.items())))
+    return TrainedMethod(name, (*protocol, *(f"{argument}:{value!r}" for argument, value in own.items())))
 
 
 def _algorithms_of_the_zoo() -> set[str]:
@@ -111,7 +111,7 @@ class Job:
     :param settings: What it shares with the others
     """
 
-    method: Method
+    method: TrainedMethod
     task: Task
     seed: int
     out: Path
@@ -190,22 +190,22 @@ class Job:
         :param checkpoint: Where to go on from; None to begin
         :return: The zoo's command, to be run where ``benchmarks`` can be imported
         """
-        recorder = {
-            "folder": str(self.folder),
-            "exp_name": self.method.name,
-            "env_name": self.task.name,
-            "action_repeat": self.action_repeat,
-            "total_steps": self.agent_steps,
-        }
-        # With episodes that begin anew a job that was killed has the rows of one that was not. Between evaluations, whose
-        # intervals are whole episodes on dm_control, it would cut episodes that are whole without checkpoints.
-        n_evaluations = self.agent_steps // self.eval_every
-        saver = {
-            "every": self.eval_every * max(1, round(n_evaluations / CHECKPOINTS)),
-            "folder": str(self.checkpoints),
-            "restart_episodes": True,
-        }
-        arguments = {
+        options = self._options() | ({} if checkpoint is None else {"--trained-agent": checkpoint})
+        return self._zoo_command(options, self._params(), [self._recorder(), self._saver()])
+
+    def short_command(self, warm_up: int, agent_steps: int, folder: Path, callback: dict[str, Any]) -> list[str]:
+        """
+        :param warm_up: Random steps before the first update
+        :param agent_steps: All steps
+        :param folder: For what the zoo saves
+        :param callback: What runs beside training, in the place of what records a job
+        :return: The zoo's command for a run of the same method with the same settings, without evaluations
+        """
+        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder, "--save-freq": -1}
+        return self._zoo_command(self._options() | changed, [*self._params(), f"learning_starts:{warm_up}"], [callback])
+
+    def _options(self) -> dict[str, Any]:
+        return {
             "--algo": self.algo,
             "--env": self.task.env_id,
             "--seed": self.seed,
@@ -218,40 +218,38 @@ class Job:
             # Whatever the algorithm, it is to make checkpoints; those of the zoo itself are never due.
             "--save-freq": 10**9,
         }
-        if checkpoint is not None:
-            arguments["--trained-agent"] = checkpoint
-        callbacks: list[Any] = [{"benchmarks.recorder.Recorder": recorder}, {"sb3_cir.callbacks.Checkpoint": saver}]
+
+    def _params(self) -> list[str]:
+        # Room for the whole run: it holds what the paper's million would, and a checkpoint of it is smaller.
+        return [f"buffer_size:{min(1_000_000, self.agent_steps)}", *self.settings.params, *self.method.params]
+
+    def _recorder(self) -> dict[str, Any]:
+        recorder = {
+            "folder": str(self.folder),
+            "exp_name": self.method.name,
+            "env_name": self.task.name,
+            "action_repeat": self.action_repeat,
+            "total_steps": self.agent_steps,
+        }
+        return {"benchmarks.recorder.Recorder": recorder}
+
+    def _saver(self) -> dict[str, Any]:
+        # With episodes that begin anew a job that was killed has the rows of one that was not. Between evaluations, whose
+        # intervals are whole episodes on dm_control, it would cut episodes that are whole without checkpoints.
+        n_evaluations = self.agent_steps // self.eval_every
+        saver = {
+            "every": self.eval_every * max(1, round(n_evaluations / CHECKPOINTS)),
+            "folder": str(self.checkpoints),
+            "restart_episodes": True,
+        }
+        return {"sb3_cir.callbacks.Checkpoint": saver}
+
+    def _zoo_command(self, options: dict[str, Any], params: list[str], callbacks: list[dict[str, Any]]) -> list[str]:
         if self.task.two_domains:
             # It takes the place of the yaml's callback. The zoo's own evaluation, in the target, is what is recorded.
-            callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
-        params = [
-            # Room for the whole run: it holds what the paper's million would, and a checkpoint of it is smaller.
-            f"buffer_size:{min(1_000_000, self.agent_steps)}",
-            *self.settings.params,
-            *self.method.params,
-            f"callback:{callbacks}",
-        ]
-        options = [str(part) for item in arguments.items() for part in item]
-        return [sys.executable, "-m", "rl_zoo3.train", *options, "-params", *params]
-
-    def short_command(self, warm_up: int, agent_steps: int, folder: Path, callback: dict[str, Any]) -> list[str]:
-        """
-        :param warm_up: Random steps before the first update
-        :param agent_steps: All steps
-        :param folder: For what the zoo saves
-        :param callback: What runs beside training, in the place of what records a job
-        :return: The zoo's command for a run of the same method with the same settings, without evaluations
-        """
-        command = self.command()
-        start = command.index("-params")
-        changed = {"--n-timesteps": agent_steps, "--eval-freq": -1, "--log-folder": folder, "--save-freq": -1}
-        for name, value in changed.items():
-            command[command.index(name) + 1] = str(value)
-        callbacks = [callback]
-        if self.task.two_domains:
-            callbacks.insert(0, {"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}})
-        params = [word for word in command[start + 1 :] if not word.startswith("callback:")]
-        return [*command[: start + 1], *params, f"learning_starts:{warm_up}", f"callback:{callbacks}"]
+            callbacks = [{"sb3_cir.off_dynamics.OffDynamicsCallback": {"eval_freq": 0}}, *callbacks]
+        words = [str(part) for item in options.items() for part in item]
+        return [sys.executable, "-m", "rl_zoo3.train", *words, "-params", *params, f"callback:{callbacks}"]
 
     def settings_line(self) -> str:
         """What must be the same for a job to be continued: its command, without the machine's part in it."""

@@ -18,7 +18,7 @@ from sb3_cir import methods
 from sb3_cir.runs import archive
 from sb3_cir.runs.plain import from_plain
 
-CIR = (
+ABOUT_CIR = (
     "CIR (*Temporal Difference Learning with Constrained Initial Representations*, 2026, "
     "[arXiv 2602.11800](https://arxiv.org/abs/2602.11800)): SAC with a critic whose first layer is kept small, a target that "
     "mixes both critics, and two updates for every mini-batch."
@@ -68,7 +68,7 @@ def section(algo: str, env_id: str, results: dict[str, Any], arguments: dict[str
     :return: A part of a card, in Markdown
     """
     label = methods.label(algo)
-    about = CIR if algo == "cir" else f"{label} comes with the package of {CIR}"
+    about = ABOUT_CIR if algo == "cir" else f"{label} comes with the package of {ABOUT_CIR}"
     checkout, extra = ("'.[dmc]'", "[dmc]") if env_id.startswith("dm_control/") else (".", "")
     kind = "deterministic" if results["is_deterministic"] else "sampled"
     return f"""## {label}

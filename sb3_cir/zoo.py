@@ -39,7 +39,7 @@ from sb3_cir.runs.files import checkpoints, is_checkpoint
 ALGOS: dict[str, type[BaseAlgorithm]] = {name: methods.algorithm(name) for name in methods.ours()}
 REPLAY_BUFFERS = (TwoDomainReplayBuffer, DeviceReplayBuffer, RecencyReplayBuffer, RecencyDictReplayBuffer)
 
-Method = Callable[..., Any]
+Function = Callable[..., Any]
 
 # In a wheel the folder lies inside the package, in a checkout beside it.
 _PLACES = [parent / "hyperparams" for parent in (Path(__file__).parent, Path(__file__).parent.parent)]
@@ -95,7 +95,7 @@ class _Played:
         return _Published(model, path) if self.publishes else model
 
 
-def _to_be_played(get_model_path: Method, utils: ModuleType) -> Method:
+def _to_be_played(get_model_path: Function, utils: ModuleType) -> Function:
     """
     RL Zoo's programs that load a model ask for its path first, and the one that trains does not. Others who ask go on to
     train, or have no use for a stand-in.
@@ -161,7 +161,7 @@ def _choose_normalizer(module: ModuleType, ours: bool) -> None:
     vars(module)["VecNormalize"] = PlainVecNormalize if ours else VecNormalize
 
 
-def _with_plain_statistics(maybe_normalize: Method) -> Method:
+def _with_plain_statistics(maybe_normalize: Function) -> Function:
     def amended(self: Any, *args: Any, **kwargs: Any) -> VecEnv:
         _choose_normalizer(sys.modules[maybe_normalize.__module__], self.algo in ALGOS)
         env: VecEnv = maybe_normalize(self, *args, **kwargs)
@@ -170,7 +170,7 @@ def _with_plain_statistics(maybe_normalize: Method) -> Method:
     return amended
 
 
-def _with_word_on_episodes(create_test_env: Method, utils: ModuleType) -> Method:
+def _with_word_on_episodes(create_test_env: Function, utils: ModuleType) -> Function:
     def amended(*args: Any, **kwargs: Any) -> VecEnv:
         ours = any(isinstance(algorithm, _Played) for algorithm in utils.ALGOS.values())
         _choose_normalizer(utils, ours)
@@ -200,7 +200,7 @@ def yaml_of(algo: str) -> Path:
     return HYPERPARAMS / f"{sibling or algo}.yml"
 
 
-def _with_our_yaml(init: Method) -> Method:
+def _with_our_yaml(init: Function) -> Function:
     """
     RL Zoo looks for ``<algo>.yml`` in its own folder. Ours is meant for our algorithms, and for another's where only ours has
     the environment.
@@ -241,7 +241,7 @@ def _make_resumable(algo: str) -> None:
         _zoos()[algo] = resumable(algorithm)
 
 
-def _with_workers_gone(learn: Method) -> Method:
+def _with_workers_gone(learn: Function) -> Function:
     """
     Ctrl-C reaches the worker processes of environments too. Where they are gone first, RL Zoo fails to close them and does
     not come to saving the model, which is its next step. Only closing may fail: an error while it learns is one.
@@ -302,7 +302,7 @@ class _SavedWithSuffix(_Model):
         self._model.save(f"{path}.zip")
 
 
-def _with_suffix(save: Method) -> Method:
+def _with_suffix(save: Function) -> Function:
     """RL Zoo leaves ``.zip`` to SB3, which takes the end of ``odrl/walker2d-friction-0.5-v0`` for a suffix and adds none."""
 
     def amended(self: Any, model: BaseAlgorithm) -> None:
@@ -311,7 +311,7 @@ def _with_suffix(save: Method) -> Method:
     return amended
 
 
-def _with_checkpoints(create_callbacks: Method) -> Method:
+def _with_checkpoints(create_callbacks: Function) -> Function:
     """
     ``--save-freq`` also saves all that a run needs to go on, where the algorithm can be resumed, in ``checkpoints/``. RL Zoo's
     own files, a model each, are what ``enjoy --load-checkpoint`` and ``record_training`` look for.
@@ -327,7 +327,7 @@ def _with_checkpoints(create_callbacks: Method) -> Method:
     return amended
 
 
-def _from_checkpoints(load: Method) -> Method:
+def _from_checkpoints(load: Function) -> Function:
     """``--trained-agent`` takes a checkpoint too: the model is made from the yaml, as ever, and goes on from there."""
 
     def amended(self: Any, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
@@ -389,7 +389,7 @@ def _is_resumable(algo: str) -> bool:
     return issubclass(_zoos()[algo], Resumable)
 
 
-_METHODS: dict[str, Callable[[Method], Method]] = {
+_AMENDED: dict[str, Callable[[Function], Function]] = {
     "__init__": _with_our_yaml,
     "learn": _with_workers_gone,
     "save_trained_model": _with_suffix,
@@ -411,7 +411,7 @@ def _amend_exp_manager(exp_manager: ModuleType) -> None:
     # RL Zoo evaluates a yaml's replay_buffer_class among this module's names.
     vars(exp_manager).update({buffer.__name__: buffer for buffer in REPLAY_BUFFERS})
     manager = exp_manager.ExperimentManager
-    for name, amended in _METHODS.items():
+    for name, amended in _AMENDED.items():
         method = getattr(manager, name)
         if not hasattr(method, "__wrapped__"):  # once is enough
             setattr(manager, name, functools.wraps(method)(amended(method)))
@@ -425,7 +425,7 @@ def _amend_callbacks(callbacks: ModuleType) -> None:
         parallel._on_training_end = functools.wraps(parallel._on_training_end)(_before_statistics(parallel._on_training_end))
 
 
-def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
+def _as_its_own(init_callback: Function, callbacks: ModuleType) -> Function:
     """RL Zoo loads the copy that learns in a thread as SB3's SAC, of which our algorithms are kinds."""
 
     def amended(self: Any) -> None:
@@ -439,7 +439,7 @@ def _as_its_own(init_callback: Method, callbacks: ModuleType) -> Method:
     return amended
 
 
-def _after_statistics(on_rollout_end: Method) -> Method:
+def _after_statistics(on_rollout_end: Function) -> Function:
     """
     RL Zoo gives the acting model all parameters of the copy that learns. What is counted with each step of the environment is
     the acting model's. So the copy gets that first.
@@ -453,7 +453,7 @@ def _after_statistics(on_rollout_end: Method) -> Method:
     return amended
 
 
-def _before_statistics(on_training_end: Method) -> Method:
+def _before_statistics(on_training_end: Function) -> Function:
     """The copy is what RL Zoo saves."""
 
     def amended(self: Any) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from benchmarks import log, run
 from benchmarks.__main__ import main
-from benchmarks.jobs import Job, Method, Settings
+from benchmarks.jobs import Job, Settings, TrainedMethod
 from benchmarks.keep import write as write_kept
 from sb3_cir.tasks import TASKS
 
@@ -252,7 +252,7 @@ def keep(*arguments):
 
 def job_folder(out, seed, value, commit="c0ffee"):
     """What ``benchmarks run`` leaves of a job, its manifest made by its own function."""
-    job = Job(Method("cir"), TASKS["dog-trot"], seed, out, Settings(budget=0.01))
+    job = Job(TrainedMethod("cir"), TASKS["dog-trot"], seed, out, Settings(budget=0.01))
     job.folder.mkdir(parents=True)
     log.write(job.rows_file, rows(seed, value=value, task="dog-trot"))
     run.write_manifest(job, job.command())
