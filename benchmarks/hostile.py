@@ -27,6 +27,7 @@ from rich.progress import track
 
 from benchmarks.arguments import not_negative
 from benchmarks.hostile_files import EVERY, OLDER, ROWS, STEPS, Variant, callbacks, environment, make_sources, variants
+from benchmarks.machine import resident
 from benchmarks.reliability import small_model
 from sb3_cir import CIR
 from sb3_cir.runs import arguments, normalization, parameters, rows, state
@@ -221,16 +222,6 @@ def run(way: str, folder: Path, expected: dict[int, dict[str, Any]]) -> tuple[st
     except EOFError:
         name = signal.Signals(-process.exitcode).name if process.exitcode and process.exitcode < 0 else process.exitcode
         return "crash", f"{name}: {(folder.parent / 'output').read_text(errors='replace')[-500:]}"
-
-
-def resident(pid: int | None) -> int:
-    """
-    :param pid: A process
-    :return: Its memory in bytes; 0 if it is gone
-    """
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    return 0
 
 
 def processor_seconds(pid: int | None) -> float:

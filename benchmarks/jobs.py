@@ -20,7 +20,6 @@ from sb3_cir.runs.files import checkpoints
 from sb3_cir.tasks import Task
 from sb3_cir.words import did_you_mean
 
-ROOT = Path(__file__).parent.parent
 EVAL_EPISODES = 10
 # A checkpoint holds the whole replay buffer, so it is not made at every evaluation. This many in a run, or nearly.
 CHECKPOINTS = 20

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks import log
-from benchmarks.run import checkout, git_commit, processor, versions
+from benchmarks.machine import checkout, git_commit, processor, versions
 from sb3_cir.runs.files import write_whole
 
 _HEADING = "# Learning runs, kept by `python -m benchmarks keep`. Steps are simulator steps. Each run, and how it was made:"

@@ -150,7 +150,7 @@ def task_of_log(name: str) -> str:
 
 def commit_of(start: dict[str, Any]) -> str:
     """
-    :param start: ``git_commit`` and ``git_clean``, as ``benchmarks.run.checkout`` gives them
+    :param start: ``git_commit`` and ``git_clean``, as ``benchmarks.machine.checkout`` gives them
     :return: In words
     """
     return (start["git_commit"] or "not known") + ("" if start["git_clean"] else " and changes")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from benchmarks.jobs import ROOT, Job
+from benchmarks.jobs import Job
+from benchmarks.machine import ROOT
 
 WARM_UP, FIRST, UPDATES = 40, 10, 30
 # Two whole episodes of dm_control, and more of others

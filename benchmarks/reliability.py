@@ -11,7 +11,6 @@ import faulthandler
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import struct
 import subprocess
@@ -33,6 +32,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from benchmarks.arguments import positive
+from benchmarks.machine import resident
 from sb3_cir import CIR
 from sb3_cir.callbacks import Checkpoint
 from sb3_cir.runs.files import checkpoints
@@ -453,20 +453,12 @@ def sample() -> dict[str, float]:
     """:return: Resident memory, file handles and processes, now"""
     states = children()
     return {
-        "memory (MiB)": resident(os.getpid()),
-        "memory of its workers (MiB)": sum(resident(pid) for pid, state in states.items() if state != "Z"),
+        "memory (MiB)": resident(os.getpid()) / 2**20,
+        "memory of its workers (MiB)": sum(resident(pid) for pid, state in states.items() if state != "Z") / 2**20,
         "file handles": len(os.listdir("/proc/self/fd")),
         "processes": len(states),
         "zombies": sum(state == "Z" for state in states.values()),
     }
-
-
-def resident(pid: int) -> float:
-    """
-    :param pid: A process
-    :return: Its resident memory in MiB
-    """
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
 
 
 def children() -> dict[int, str]:

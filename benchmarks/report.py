@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures, log, tables
 from benchmarks.arguments import above_zero, folder, positive
-from benchmarks.run import git_commit
+from benchmarks.machine import git_commit
 from benchmarks.scores import PAPER, Entry, paper_numbers, within
 from benchmarks.selection import Selection, select
 from benchmarks.suites import SUITES, suite

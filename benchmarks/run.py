@@ -6,9 +6,7 @@ files below ``--out``, which every machine of a cluster must see under the same 
 """
 
 import argparse
-import contextlib
 import ctypes
-import importlib.metadata
 import itertools
 import json
 import logging
@@ -22,7 +20,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,12 +29,12 @@ from rich.table import Table
 
 from benchmarks import rate
 from benchmarks.arguments import folder
-from benchmarks.jobs import ROOT, Job, Settings, method, rates
+from benchmarks.jobs import Job, Settings, method, rates
+from benchmarks.machine import ROOT, checkout, processor, versions
 from benchmarks.progress import View
 from benchmarks.suites import SUITES, suite
 from sb3_cir.runs.files import write_whole
 
-_VERSIONS_OF = ("torch", "stable-baselines3", "sb3-contrib", "rl-zoo3", "gymnasium", "mujoco", "dm-control", "numpy", "ray")
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -330,40 +327,6 @@ def write_manifest(job: Job, command: list[str]) -> None:
         }
     )
     write_whole(path, json.dumps(manifest, indent=1).encode())
-
-
-def versions() -> dict[str, str]:
-    """:return: Of the packages that a result may depend on"""
-    found = {}
-    for name in _VERSIONS_OF:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def checkout() -> dict[str, Any]:
-    """:return: ``git_commit``, None where this is no checkout, and ``git_clean``, whether it is as that commit has it"""
-    return {"git_commit": _git("rev-parse", "HEAD"), "git_clean": not _git("status", "--porcelain", "--untracked-files=no")}
-
-
-def git_commit() -> str | None:
-    """:return: This checkout's commit; None where it has changes, or where this is no checkout"""
-    here = checkout()
-    return here["git_commit"] if here["git_clean"] else None
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        result = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
-    except OSError:  # There is no such program.
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
-
-
-def processor() -> str:
-    """:return: Name of this machine's CPU"""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _gpu(job: Job) -> str | None:

@@ -32,7 +32,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks import figures
 from benchmarks.arguments import folder, positive
-from benchmarks.run import processor
+from benchmarks.machine import processor
 from sb3_cir import CIR, envs, methods
 from sb3_cir.baselines import TD7
 from sb3_cir.buffers import DeviceReplayBuffer

@@ -11,7 +11,7 @@ pytest.importorskip("rich", reason="needs rich and pandas, of the benchmarks ext
 
 import pandas as pd
 
-from benchmarks import log, run
+from benchmarks import log, machine, run
 from benchmarks.__main__ import main
 from benchmarks.jobs import Job, Settings, TrainedMethod
 from benchmarks.keep import write as write_kept
@@ -268,7 +268,7 @@ def test_kept_runs_say_how_they_were_made_and_hold_no_path_of_the_machine(tmp_pa
     found = log.load([kept])
     (made,) = found.runs
     assert (made["exp_name"], made["env_name"], made["seed"], made["commit"]) == ("cir", "dog-trot", 0, "c0ffee")
-    assert run.processor() in made["processor"]
+    assert machine.processor() in made["processor"]
     assert re.match(r"python[\d.]* -m rl_zoo3\.train --algo cir --env dm_control/dog-trot-v0", made["command"])
     assert made["versions"]["torch"]
     assert str(tmp_path) not in kept.read_text()

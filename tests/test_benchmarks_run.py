@@ -24,9 +24,10 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks import log, recorder, run
+from benchmarks import log, machine, recorder, run
 from benchmarks.__main__ import main
-from benchmarks.jobs import ROOT, Job, Settings, method
+from benchmarks.jobs import Job, Settings, method
+from benchmarks.machine import ROOT
 from benchmarks.recorder import Recorder
 from benchmarks.suites import suite, task
 from sb3_cir import CIR
@@ -332,8 +333,8 @@ def test_what_a_killed_tidying_up_left_goes_at_the_next_start(tmp_path):
 
 def test_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert run.checkout() == {"git_commit": None, "git_clean": True}
-    assert run.git_commit() is None
+    assert machine.checkout() == {"git_commit": None, "git_clean": True}
+    assert machine.git_commit() is None
 
 
 def values(folder):
