@@ -81,32 +81,14 @@ def fill(model: OffPolicyAlgorithm, source: Any, part: str | None = None) -> int
     :raises FileNotFoundError: If there is neither such a folder nor such a dataset.
     :raises ImportError: If a Minari dataset is asked for and Minari is not installed.
     """
-    assert model.replay_buffer is not None
-    if not isinstance(model.action_space, spaces.Box):
-        raise ValueError(f"action_space is {model.action_space}: recorded episodes go into models with a Box of actions.")
-    buffer = _part(rows.parts(model.replay_buffer), part)
-    if getattr(model, "_resumed", None) is not None:
-        warnings.warn(
-            "This model was resumed from a checkpoint, which has all transitions of its run, recorded ones too: what is added "
-            "now is in the replay buffer twice if it was added before.",
-            stacklevel=2,
-        )
-    if isinstance(buffer, HerReplayBuffer) and buffer.copy_info_dict:
-        raise ValueError(
-            "copy_info_dict=True: recorded episodes have no infos, from which rewards of new goals could be made."
-        )
+    buffer = _checked_buffer(model, part)
     read = _read_folder(Path(source)) if _is_folder(source) else _read_minari(source, model)
     episodes = [_channels_first(episode, model) for episode in read]
     for episode in episodes:
         _check(episode, model)
     _warn_of_bounds(episodes, model)
-    dealt: list[list[Episode]] = [[] for _ in range(buffer.n_envs)]
-    lengths = [0] * buffer.n_envs
-    for episode in episodes:
-        least = lengths.index(min(lengths))
-        dealt[least].append(episode)
-        lengths[least] += len(episode)
-    count, room = min(lengths), buffer.buffer_size - buffer.size()
+    dealt, count = _dealt(episodes, buffer.n_envs)
+    room = buffer.buffer_size - buffer.size()
     if count == 0:
         raise ValueError(f"{short(str(source))} has too few episodes for {buffer.n_envs} environments: {len(episodes)}.")
     if count > room:
@@ -124,6 +106,40 @@ def fill(model: OffPolicyAlgorithm, source: Any, part: str | None = None) -> int
     columns = [chain.from_iterable(_steps(episode, model) for episode in each) for each in dealt]
     _add(buffer, zip(*columns, strict=False))
     return count * buffer.n_envs
+
+
+def _checked_buffer(model: OffPolicyAlgorithm, part: str | None) -> ReplayBuffer:
+    """What is to be filled. Anything that would not take recorded episodes is refused; a resumed model is warned of."""
+    assert model.replay_buffer is not None
+    if not isinstance(model.action_space, spaces.Box):
+        raise ValueError(f"action_space is {model.action_space}: recorded episodes go into models with a Box of actions.")
+    buffer = _part(rows.parts(model.replay_buffer), part)
+    if getattr(model, "_resumed", None) is not None:
+        warnings.warn(
+            "This model was resumed from a checkpoint, which has all transitions of its run, recorded ones too: what is added "
+            "now is in the replay buffer twice if it was added before.",
+            stacklevel=3,
+        )
+    if isinstance(buffer, HerReplayBuffer) and buffer.copy_info_dict:
+        raise ValueError(
+            "copy_info_dict=True: recorded episodes have no infos, from which rewards of new goals could be made."
+        )
+    return buffer
+
+
+def _dealt(episodes: list[Episode], n_envs: int) -> tuple[list[list[Episode]], int]:
+    """
+    :param episodes: In their order
+    :param n_envs: Columns to deal them to, each to the shortest so far
+    :return: The episodes of each column, and the transitions of the shortest
+    """
+    dealt: list[list[Episode]] = [[] for _ in range(n_envs)]
+    lengths = [0] * n_envs
+    for episode in episodes:
+        least = lengths.index(min(lengths))
+        dealt[least].append(episode)
+        lengths[least] += len(episode)
+    return dealt, min(lengths)
 
 
 def _part(parts: Mapping[str, ReplayBuffer], part: str | None) -> ReplayBuffer:

@@ -332,6 +332,32 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
     :param options: How
     :return: The model
     """
+    model, kept = _constructed(kind, content, attributes, options)
+    if options.env is not None and options.force_reset:
+        model._last_obs = None
+    arrays = _for_its_environments(model, content)
+    parameters.check(model, arrays, content.what, finite=not options.trusted)
+    parameters.check_rates(model, content.rates, content.what)
+    parameters.put(model, arrays, content.rates)
+    asked = options.custom_objects | options.changes
+    counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
+    state.check_counters(model, counters, content.what)
+    state.put_counters(model, counters)
+    model._normalization = content.normalization
+    if model.use_sde:
+        model.policy.reset_noise()
+    arguments.warn_of_differences(model, {name: content.plain[name] for name in kept if name in content.plain}, content.what)
+    return model
+
+
+def _constructed(kind: type[Any], content: Content, attributes: dict[str, Any], options: Options) -> tuple[Any, list[str]]:
+    """
+    :param kind: The class to be made
+    :param content: What was read
+    :param attributes: What the model is to have besides
+    :param options: How
+    :return: The model, whose networks have their first values yet; and the arguments that it gave itself, against the file
+    """
     arguments.check_names(kind, options.changes, [*(attributes if options.trusted else SPACES), *content.counters])
     attributes |= {arguments.attribute(name): value for name, value in options.changes.items() if name != "policy_kwargs"}
     named = {name: arguments.attribute(name) for name in arguments.names(kind)}
@@ -362,20 +388,7 @@ def _build(kind: type[Any], content: Content, attributes: dict[str, Any], option
             arguments.check_noise(model.action_noise, model.action_space.shape, content.what)
             parameters.rehearse(model, content.arrays, content.what)
         model._setup_model()
-    if env is not None and options.force_reset:
-        model._last_obs = None
-    arrays = _for_its_environments(model, content)
-    parameters.check(model, arrays, content.what, finite=not options.trusted)
-    parameters.check_rates(model, content.rates, content.what)
-    parameters.put(model, arrays, content.rates)
-    counters = content.counters | {name: value for name, value in asked.items() if name in content.counters}
-    state.check_counters(model, counters, content.what)
-    state.put_counters(model, counters)
-    model._normalization = content.normalization
-    if model.use_sde:
-        model.policy.reset_noise()
-    arguments.warn_of_differences(model, {name: content.plain[name] for name in kept if name in content.plain}, content.what)
-    return model
+    return model, kept
 
 
 def _check_spaces(content: Content, attributes: dict[str, Any], env: Any) -> None:
