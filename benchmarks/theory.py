@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import figures
 from benchmarks.arguments import folder, not_negative
-from benchmarks.report import Page, how_it_was_made
+from benchmarks.page import Page, how_it_was_made
 
 GAMMA = 0.9
 
