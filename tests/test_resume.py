@@ -163,9 +163,10 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
 class Odd(ReplayBuffer):
     """One with plain values of its own, a column of its own, and something that no file holds."""
 
-    def __init__(self, *args, alpha: float = 0.6, **kwargs):
+    def __init__(self, *args, alpha: float = 0.6, beta: float = 0, **kwargs):
         super().__init__(*args, **kwargs)
         self.alpha = alpha
+        self.beta = beta
         self.largest = 1.0
         self.sums = np.zeros(3)
         self.weights = np.zeros((self.buffer_size, self.n_envs), np.float32)
@@ -173,6 +174,7 @@ class Odd(ReplayBuffer):
 
     def add(self, obs, *args):
         self.largest += 1
+        self.beta += 0.01
         self.sums += 0.5
         self.weights[self.pos] = self.largest
         super().add(obs, *args)
@@ -185,7 +187,21 @@ def test_a_buffer_of_ones_own(tmp_path: Path) -> None:
         model = small(Walk(), **kwargs).learn(30, callback=Checkpoint(10, tmp_path))
     found = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd).replay_buffer
     assert (found.alpha, found.largest, found.sums.tolist()) == (0.3, 31.0, [15.0] * 3)
+    assert found.beta == pytest.approx(0.3)
     np.testing.assert_array_equal(found.weights, model.replay_buffer.weights)
+
+
+def test_a_file_of_before_has_no_arguments_of_a_buffer_of_ones_own(tmp_path: Path) -> None:
+    buffer = small(Walk(), replay_buffer_class=Odd).replay_buffer
+    saved = rows.describe(buffer, [])
+    del saved.values["alpha"], saved.values["beta"]
+    rows.check(buffer, saved, "it")
+    buffer.beta = 0.5
+    rows.load(buffer, saved, iter([]))
+    assert buffer.beta == 0.5
+    del saved.values["largest"]
+    with pytest.raises(ValueError, match="The replay buffer's largest is not in it as it is here"):
+        rows.check(buffer, saved, "it")
 
 
 def test_rows_that_are_changed_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

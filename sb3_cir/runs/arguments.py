@@ -82,7 +82,7 @@ def check_names(kind: type, given: Iterable[str], others: Iterable[str] = ()) ->
     :raises TypeError: If there is no such argument, as Python has it.
     """
     known = {*names(kind), *getattr(kind, "fixed_arguments", ()), *others}
-    for name in given if all(_is_known(each) for each in kind.__mro__) else ():
+    for name in given if all(is_known(each) for each in kind.__mro__) else ():
         if name not in known:
             near = nearest(name, names(kind))
             meant = "." if near is None else f": did you mean {near!r}?"
@@ -104,11 +104,15 @@ def of_others(kind: type) -> set[str]:
     :param kind: A class of algorithms
     :return: The arguments that a class of somebody's own takes by name. What it keeps under a name need not be what it took.
     """
-    inits = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each) and not _is_known(each)]
+    inits = [vars(each)["__init__"] for each in kind.__mro__ if "__init__" in vars(each) and not is_known(each)]
     return {name for init in inits for name in inspect.signature(init).parameters} - NOT_KEPT
 
 
-def _is_known(kind: type) -> bool:
+def is_known(kind: type) -> bool:
+    """
+    :param kind: A class
+    :return: Whether it is of this package, of SB3's or of Python's, and of nobody's own
+    """
     return kind.__module__.partition(".")[0] in ("builtins", "abc", "sb3_cir", "stable_baselines3", "sb3_contrib")
 
 
@@ -117,7 +121,7 @@ def _declared(kind: type) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = dict.fromkeys(of_others(kind), (Any, None))
     for each in kind.__mro__:
         init = vars(each).get("__init__")
-        if init is None or each is OffPolicyAlgorithm or not _is_known(each):
+        if init is None or each is OffPolicyAlgorithm or not is_known(each):
             continue
         hints = typing.get_type_hints(init, localns={"VecEnv": VecEnv})  # SB3 knows it while it is type-checked alone
         for name, parameter in inspect.signature(init).parameters.items():

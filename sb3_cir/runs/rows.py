@@ -14,7 +14,7 @@ consists.
 import inspect
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from sb3_cir.runs.arguments import is_known
 from sb3_cir.runs.files import (
     ROWS_FOLDER,
     Arrays,
@@ -93,7 +94,8 @@ def values(buffer: ReplayBuffer) -> dict[str, Any]:
     :param buffer: A replay buffer that is no pair
     :return: What it keeps besides: numbers, and small arrays of them, by name
     """
-    return {name: value for name, value in _others(buffer) if _is_plain(value)}
+    settings = ((name, vars(buffer)[name]) for name in _own_arguments(buffer))
+    return {name: value for name, value in (*_others(buffer), *settings) if _is_plain(value)}
 
 
 def warn_of_losses(buffer: ReplayBuffer) -> None:
@@ -109,9 +111,24 @@ def warn_of_losses(buffer: ReplayBuffer) -> None:
             )
 
 
+def _arguments(kinds: Iterable[type]) -> set[str]:
+    return {name for kind in kinds if "__init__" in vars(kind) for name in inspect.signature(kind).parameters}
+
+
+def _own_arguments(buffer: ReplayBuffer) -> set[str]:
+    """
+    Arguments of a class of somebody's own that it keeps under their names, and may change as it learns: the β of prioritised
+    replay is one.
+    """
+    kinds = type(buffer).__mro__
+    ours = [kind for kind in kinds if is_known(kind)]
+    own = _arguments(kind for kind in kinds if not is_known(kind))
+    return (own - _arguments(ours) - KNOWN) & vars(buffer).keys()
+
+
 def _others(buffer: ReplayBuffer) -> Iterator[tuple[str, Any]]:
     # Constructor arguments are passed again by the code that resumes.
-    given = {name for kind in type(buffer).__mro__ if "__init__" in vars(kind) for name in inspect.signature(kind).parameters}
+    given = _arguments(type(buffer).__mro__)
     known = KNOWN | given | {name.split("/")[0] for name in columns(buffer)} | set(getattr(buffer, "derived", ()))
     return ((name, value) for name, value in vars(buffer).items() if name not in known)
 
@@ -182,9 +199,15 @@ def check(buffer: ReplayBuffer, saved: Rows, what: str) -> None:
             raise ValueError(f"The replay buffer's {name} were {before} in {what} and are {now}.")
     if saved.pos >= saved.size:
         raise DamagedError(f"{what}: pos is {saved.pos}, a buffer of {saved.size} rows has none of that number.")
-    for name, value in values(buffer).items():
+    for name, value in _restored(buffer, saved).items():
         if not _is_like(saved.values.get(name), value):
             raise ValueError(f"The replay buffer's {name} is not in {what} as it is here.")
+
+
+def _restored(buffer: ReplayBuffer, saved: Rows) -> dict[str, Any]:
+    """What of :func:`values` is put back. Arguments of a class of somebody's own are not in files of before."""
+    optional = _own_arguments(buffer) - saved.values.keys()
+    return {name: value for name, value in values(buffer).items() if name not in optional}
 
 
 def _is_like(saved: Any, ours: Any) -> bool:
@@ -319,9 +342,9 @@ def load(buffer: ReplayBuffer, saved: Rows, arrays: Iterator[tuple[int, Arrays]]
         for name, rows in block.items():
             ours[name][first : first + len(rows)] = rows
     buffer.pos, buffer.full = saved.pos, saved.full
-    for name, value in values(buffer).items():
+    for name, value in _restored(buffer, saved).items():
         kept = saved.values[name]
         if isinstance(value, np.ndarray):
             value[...] = kept
-        else:
-            setattr(buffer, name, type(value)(kept))
+        else:  # What began as 0 may have become 0.4.
+            setattr(buffer, name, kept if type(value) is int and isinstance(kept, float) else type(value)(kept))
