@@ -188,6 +188,9 @@ def test_a_buffer_of_ones_own(tmp_path: Path) -> None:
     found = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd).replay_buffer
     assert (found.alpha, found.largest, found.sums.tolist()) == (0.3, 31.0, [15.0] * 3)
     assert found.beta == pytest.approx(0.3)
+    # What is asked for by name counts more.
+    other = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd, replay_buffer_kwargs=dict(alpha=0.3, beta=0.9))
+    assert (other.replay_buffer.beta, other.replay_buffer.largest) == (0.9, 31.0)
     np.testing.assert_array_equal(found.weights, model.replay_buffer.weights)
 
 

@@ -326,6 +326,13 @@ class Rows(Schema):
     values: dict[str, JsonValue]
     blocks: list[Block] = []
 
+    def without(self, names: set[str]) -> "Rows":
+        """
+        :param names: Arguments of the buffer that were asked to be otherwise
+        :return: The same without their values
+        """
+        return self.model_copy(update=dict(values={name: value for name, value in self.values.items() if name not in names}))
+
 
 class Buffer(Schema):
     """

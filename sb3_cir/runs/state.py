@@ -191,8 +191,11 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
     :param stored: What it is to become
     """
     manifest, arrays = stored.manifest, stored.arrays
+    before = manifest.arguments["replay_buffer_kwargs"].value if "replay_buffer_kwargs" in manifest.arguments else None
+    given = before if isinstance(before, dict) else {}
+    asked = {name for name, value in model.replay_buffer_kwargs.items() if given.get(name) != value}
     for name, buffer in rows.parts_of(model).items():
-        saved = manifest.buffers[name]
+        saved = manifest.buffers[name].without(asked)
         rows.load(buffer, saved, ((block.first, rows.read_block(stored.path.parent, block)) for block in saved.blocks))
         for key, column in rows.volatile(buffer).items():
             column[:] = arrays[f"buffers/{name}/{key}"]
