@@ -33,6 +33,7 @@ from sb3_cir.callbacks import Checkpoint
 from sb3_cir.diagnostics import QBias, mean_q, q_gain, unchanged_randomness
 from sb3_cir.runs.files import checkpoints
 from sb3_cir.smr import SMR
+from sb3_cir.update import temperature
 
 WIDTH = 512
 BATCH = 2000
@@ -126,8 +127,8 @@ class Probe(Timed):
             q_data=q_values.mean(),
             q_std=q_values.mean(dim=1).std(),
             q_apart=(q_values.amax(dim=1) - q_values.amin(dim=1)).mean(),
-            td_error=(q_values.mean(dim=1, keepdim=True) - model._target(batch, model._ent_coef())).square().mean().sqrt(),
-            ent_coef=model._ent_coef(),
+            td_error=(q_values.mean(dim=1, keepdim=True) - model._target(batch, temperature(model))).square().mean().sqrt(),
+            ent_coef=temperature(model),
             entropy=-log_prob.mean(),
             saturated=(sampled.abs() > 0.97).float().mean(),
             reward=_newest_rewards(model, NEWEST).mean(),

@@ -20,7 +20,17 @@ from sb3_cir.buffers import ScalarDictReplayBuffer, has_scalar_entries
 from sb3_cir.diagnostics import q_gain, unchanged_randomness
 from sb3_cir.policies import CIRActor, CIRCritic, SMRCnnPolicy, SMRMultiInputPolicy, SMRPolicy
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import Losses, fast_products, frozen, gradient_norm, keep_freed_memory, minimise, worth_compiling
+from sb3_cir.update import (
+    Losses,
+    fast_products,
+    follow,
+    frozen,
+    gradient_norm,
+    keep_freed_memory,
+    minimise,
+    temperature,
+    worth_compiling,
+)
 from sb3_cir.valid import check_action_space, check_counts, check_gives_values, check_observed, warn_of_sb3s_policy
 
 # Updates between two looks at gradients, Q-values and units.
@@ -146,7 +156,7 @@ class SMR(Resumable, SAC):
         :return: Scalars for the logger, on the model's device
         """
         self._reset_sde_noise()
-        ent_coef = self._ent_coef()
+        ent_coef = temperature(self)
         scalars = self._update_critics(batch, ent_coef)
         self._update_target_critics()
         scalars |= self._update_actor_and_temperature(batch, ent_coef)
@@ -156,10 +166,6 @@ class SMR(Resumable, SAC):
     def _reset_sde_noise(self) -> None:
         if self.use_sde:
             self.actor.reset_noise()
-
-    def _ent_coef(self) -> th.Tensor:
-        """:return: α, detached"""
-        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
 
     def _update_critics(self, batch: ReplayBufferSamples, ent_coef: th.Tensor) -> dict[str, th.Tensor]:
         noise = self._draw_noise(batch)
@@ -172,10 +178,9 @@ class SMR(Resumable, SAC):
             "ent_coef": ent_coef.squeeze(),
         }
 
-    @th.no_grad()
     def _update_target_critics(self) -> None:
         if self._n_updates % self.target_update_interval == 0:
-            th._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
+            follow(self.critic_target, self.critic, self.tau)
 
     def _update_actor_and_temperature(self, batch: ReplayBufferSamples, ent_coef: th.Tensor) -> dict[str, th.Tensor]:
         noise = self._draw_noise(batch)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch as th
+from stable_baselines3 import SAC
 from torch import nn
 
 from sb3_cir.words import first_line
@@ -75,6 +76,26 @@ def minimise(loss: th.Tensor, optimizer: th.optim.Optimizer) -> None:
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
+
+
+def temperature(model: SAC) -> th.Tensor:
+    """
+    :param model: A model
+    :return: α, detached
+    """
+    return model.ent_coef_tensor if model.log_ent_coef is None else model.log_ent_coef.detach().exp()
+
+
+@th.no_grad()
+def follow(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """
+    Move a target network, as SB3's ``polyak_update`` does, in one pass over all of its parameters.
+
+    :param target: What is moved
+    :param online: Towards this
+    :param tau: By this share of the way
+    """
+    th._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 
 class Losses:

@@ -15,6 +15,7 @@ from benchmarks import arms, log, screen
 from benchmarks.__main__ import main
 from sb3_cir.cir_simba import CIRSimBa
 from sb3_cir.smr import SMR
+from sb3_cir.update import temperature
 
 TASK = "cartpole-balance"
 
@@ -40,7 +41,7 @@ def test_categorical_target_has_the_convex_value(convex_coef: float) -> None:
     model = build("cir+temp+rsnorm+categorical").learn(30)
     model.convex_coef = convex_coef
     model.critic_target.q_network[1].bias.data.normal_()  # so that the two critics differ
-    batch, noise, ent_coef = model.replay_buffer.sample(16), th.randn(16, 1), model._ent_coef()
+    batch, noise, ent_coef = model.replay_buffer.sample(16), th.randn(16, 1), temperature(model)
     batch.dones[3] = 1
     target = model._target_distribution(batch, ent_coef, noise)
     th.testing.assert_close(target.sum(dim=1), th.ones(16))

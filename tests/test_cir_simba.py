@@ -24,6 +24,7 @@ from sb3_cir.cir_simba import CIRSimBa, CIRSimBaPolicy
 from sb3_cir.policies import DictExtractor
 from sb3_cir.runs import rows
 from sb3_cir.smr import SMR
+from sb3_cir.update import temperature
 
 
 class Shifted(gym.Env):
@@ -57,8 +58,8 @@ def build(env: Any = None, **kwargs: Any) -> CIRSimBa:
 def test_differs_from_cir_as_it_says() -> None:
     """The actor, the learning rate, the temperature, what observations go through, and the steps of a return."""
     ours, cir, simba = build(), small(Shifted()), small(Shifted(), model_class=SimBa)
-    assert (ours._ent_coef().item(), ours.target_entropy) == (pytest.approx(0.01), -1.0)
-    assert (cir._ent_coef().item(), cir.target_entropy) == (1.0, -2.0)
+    assert (temperature(ours).item(), ours.target_entropy) == (pytest.approx(0.01), -1.0)
+    assert (temperature(cir).item(), cir.target_entropy) == (1.0, -2.0)
     assert (ours.n_steps, ours.replay_buffer.n_steps, cir.n_steps) == (3, 3, 1)
     assert ours.learning_rate == simba.learning_rate == 1e-4
     for name in ("sample_reuse", "convex_coef", "gamma", "tau", "batch_size", "precision", "compile"):

@@ -31,7 +31,7 @@ from torch import nn
 from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, ReturnScale, normalise_parameters, project, squeeze
 from sb3_cir.policies import CIRActor, FusedAdam, OwnNetworks, SavesSharing
 from sb3_cir.runs.algorithm import Resumable
-from sb3_cir.update import fast_products, frozen, minimise
+from sb3_cir.update import fast_products, follow, frozen, minimise, temperature
 from sb3_cir.valid import check_action_space, check_activation, check_counts, check_n_critics, check_observed
 
 
@@ -377,7 +377,7 @@ class CategoricalSAC(ScalesRewards, SAC):
         self._set_modes(of_actor=True)
         n_steps = self._n_updates // self.policy_delay
         with frozen(self.critic.optimizer):
-            actor_loss, log_prob = self._actor_loss(batch, self._ent_coef())
+            actor_loss, log_prob = self._actor_loss(batch, temperature(self))
             self._step(actor_loss, self.actor.optimizer, n_steps)
         normalise_parameters(self.actor)
         scalars = {"actor_loss": actor_loss.detach()}
@@ -396,13 +396,12 @@ class CategoricalSAC(ScalesRewards, SAC):
         :return: Scalars for the logger
         """
         self._set_modes(of_actor=False)
-        ent_coef = self._ent_coef()
+        ent_coef = temperature(self)
         critic_loss = self._critic_loss(batch, ent_coef)
         self._step(critic_loss, self.critic.optimizer, self._n_updates)
         normalise_parameters(self.critic)
         if self._n_updates % self.target_update_interval == 0:
-            with th.no_grad():
-                th._foreach_lerp_(list(self.critic_target.parameters()), list(self.critic.parameters()), self.tau)
+            follow(self.critic_target, self.critic, self.tau)
         return {"critic_loss": critic_loss.detach(), "ent_coef": ent_coef.squeeze()}
 
     def _set_modes(self, of_actor: bool) -> None:
@@ -477,9 +476,6 @@ class CategoricalSAC(ScalesRewards, SAC):
 
     def _draw_noise(self, batch: ReplayBufferSamples) -> th.Tensor:
         return th.randn_like(batch.actions)
-
-    def _ent_coef(self) -> th.Tensor:
-        return self.ent_coef_tensor if self.log_ent_coef is None else self.log_ent_coef.detach().exp()
 
     def _step(self, loss: th.Tensor, optimizer: th.optim.Optimizer, n_steps: int) -> None:
         """

@@ -25,6 +25,7 @@ from torch import nn
 from sb3_cir.baselines.parts import LOG_STD_MAX, LOG_STD_MIN, Residual, common_width, orthogonal_linear, squeeze
 from sb3_cir.policies import CIRActor, ForImages, OwnNetworks, SavesSharing, SequentialCritic
 from sb3_cir.smr import SMR
+from sb3_cir.update import temperature
 from sb3_cir.valid import check_activation, check_n_critics, is_number
 
 TensorOrDict = th.Tensor | TensorDict
@@ -481,8 +482,8 @@ class SimBa(ObservesWhileActing, HorizonDefaults, SMR):
         :return: Scalars for the logger, on the model's device
         """
         self._reset_sde_noise()
-        scalars = self._update_actor_and_temperature(batch, self._ent_coef())
-        scalars |= self._update_critics(batch, self._ent_coef())
+        scalars = self._update_actor_and_temperature(batch, temperature(self))
+        scalars |= self._update_critics(batch, temperature(self))
         self._update_target_critics()
         self._copy_running_statistics()
         return scalars
