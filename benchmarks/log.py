@@ -117,9 +117,7 @@ def load(paths: Iterable[str | Path], published: bool = False) -> Log:
             tables.append(table.assign(file=str(file)))
             runs += made
     filled = [table for table in tables if len(table)] or tables[:1]
-    rows = pd.concat(filled, ignore_index=True)
-    rows["exp_name"] = rows.exp_name.map({name: of_log(name, published) for name in rows.exp_name.dropna().unique()})
-    return Log(_tidy(rows, notes), runs, notes)
+    return Log(_tidy(pd.concat(filled, ignore_index=True), notes, published), runs, notes)
 
 
 def _read_any(file: Path) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
@@ -156,12 +154,13 @@ def commit_of(start: dict[str, Any]) -> str:
     return (start["git_commit"] or "not known") + ("" if start["git_clean"] else " and changes")
 
 
-def _tidy(rows: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
+def _tidy(rows: pd.DataFrame, notes: list[str], published: bool) -> pd.DataFrame:
     whole = rows.replace([np.inf, -np.inf], np.nan).notna().all(axis=1)
     if not whole.all():
         notes.append(f"{(~whole).sum()} of {len(rows)} rows are left out: a name, a step or a value is missing or infinite.")
     rows = rows[whole]
     rows = rows.assign(
+        exp_name=rows.exp_name.map({name: of_log(name, published) for name in rows.exp_name.unique()}),
         env_name=rows.env_name.map({name: task_of_log(name) for name in rows.env_name.unique()}),
         seed=rows.seed.astype(int),
         env_step=rows.env_step.round().astype(int),

@@ -21,8 +21,6 @@ table + table { margin-top: 1rem }
 th:first-child, td:first-child { text-align: left } img { max-width: 100%; height: auto } h2 { margin-top: 2rem }
 p.note { color: #666 } nav li { display: inline-block; margin-right: 1.2rem } nav ul { padding: 0 }
 """
-
-
 # As many columns, beside the first, as a page has room for.
 _COLUMNS = 9
 

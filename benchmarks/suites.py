@@ -97,8 +97,8 @@ def _methods_of(table: str) -> dict[str, str]:
     return {name: label(name) for name in names if METHODS[name].algo}
 
 
-def _of_table(name: str, title: str, table: str) -> Suite:
-    return Suite(name, title, _tasks(*_rows(table)), _methods_of(table), table)
+def _of_table(name: str, title: str, table: str, seeds: int = 10) -> Suite:
+    return Suite(name, title, _tasks(*_rows(table)), _methods_of(table), table, seeds=seeds)
 
 
 def _with_their_own_sac(suite: Suite) -> Suite:
@@ -120,10 +120,10 @@ _OF_TABLES = (
     _of_table("odrl", "ODRL", "odrl"),
     _of_table("ablation", "Ablation: components", "variants_main"),
     _of_table("ablation_squash", "Ablation: tanh and skip connections", "variants_dmc_easy_medium"),
-    _of_table("ablation_actor", "Ablation: actor, residual blocks, entropy", "variants_actor_res_noent"),
-    _of_table("ablation_input", "Ablation: input, initialisation, weight decay", "variants_input_norms"),
+    _of_table("ablation_actor", "Ablation: actor, residual blocks, entropy", "variants_actor_res_noent", seeds=5),
+    _of_table("ablation_input", "Ablation: input, initialisation, weight decay", "variants_input_norms", seeds=5),
     _with_their_own_sac(_of_table("sac_tanh", "SAC with tanh", "sac_tanh_dmc_easy_medium")),
-    _of_table("simba_smr", "SimBa with SMR", "simba_smr_dmc_easy_medium"),
+    _of_table("simba_smr", "SimBa with SMR", "simba_smr_dmc_easy_medium", seeds=5),
 )
 _OF_LISTS = (
     Suite(
@@ -131,21 +131,23 @@ _OF_LISTS = (
         "Parameter study: c of AvgRNorm",
         _tasks(*_SIX_MEDIUM, "dog-run", "dog-stand", "dog-walk", *_HUMANOID),
         study("parameter_c"),
+        seeds=5,
     ),
     Suite("scaling_width", "Scaling: width", _tasks(*_SIX_MEDIUM, *_HUMANOID), study("scaling_width")),
-    Suite("scaling_smr", "Scaling: SMR ratio", _tasks(*_SIX_MEDIUM, *_HUMANOID), study("scaling_smr")),
+    Suite("scaling_smr", "Scaling: SMR ratio", _tasks(*_SIX_MEDIUM, *_HUMANOID), study("scaling_smr"), seeds=5),
     Suite(
         "scaling_depth",
         "Scaling: depth",
         _tasks(*_SIX_MEDIUM, "dog-run", "dog-trot", "dog-stand", "dog-walk", *_HUMANOID),
         study("scaling_depth"),
+        seeds=5,
     ),
     Suite(
         "scaling_smr_humanoid",
         "Scaling: SMR ratio on HumanoidBench",
         _tasks("h1-reach-v0", "h1-run-v0", "h1-walk-v0", "h1-slide-v0"),
         {name: text for name, text in study("scaling_smr").items() if text in ("M=2", "M=4", "M=10")},
+        seeds=5,
     ),
 )
-_OF_FIVE_SEEDS = {"ablation_actor", "ablation_input", "simba_smr", "parameter_c", *(each.name for each in _OF_LISTS[2:])}
-SUITES = {each.name: replace(each, seeds=5) if each.name in _OF_FIVE_SEEDS else each for each in (*_OF_TABLES, *_OF_LISTS)}
+SUITES = {each.name: each for each in (*_OF_TABLES, *_OF_LISTS)}

@@ -123,6 +123,12 @@ RELU, TANH, THIRD, FOURTH = figures.PALETTE[1], figures.PALETTE[0], figures.PALE
 SQUASHES = {"ReLU": lambda x: np.maximum(x, 0), "tanh": np.tanh}
 
 
+def _hidden_change(name: str, first: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
+    """``σ(W1 far) - σ(W1 near)``, ``(..., h)``; arguments are :func:`output_deviation`'s."""
+    squash = SQUASHES[name]
+    return squash(far @ first) - squash(near @ first)
+
+
 def output_deviation(name: str, first: np.ndarray, second: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
     """
     :param name: Of σ in ``y = W2 σ(W1 x)``
@@ -132,8 +138,7 @@ def output_deviation(name: str, first: np.ndarray, second: np.ndarray, near: np.
     :param far: Others, ``(..., d)``
     :return: ``|y(far) - y(near)|``, ``(...)``
     """
-    squash = SQUASHES[name]
-    return np.abs(squash(far @ first) @ second - squash(near @ first) @ second)
+    return np.abs(_hidden_change(name, first, near, far) @ second)
 
 
 def nearer_bound(name: str, first: np.ndarray, second: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
@@ -147,8 +152,7 @@ def nearer_bound(name: str, first: np.ndarray, second: np.ndarray, near: np.ndar
     :param far: ``(..., d)``
     :return: ``(...)``
     """
-    squash = SQUASHES[name]
-    return np.linalg.norm(second) * np.linalg.norm(squash(far @ first) - squash(near @ first), axis=-1)
+    return np.linalg.norm(second) * np.linalg.norm(_hidden_change(name, first, near, far), axis=-1)
 
 
 def deviation_bound(name: str, first: np.ndarray, second: np.ndarray, near: np.ndarray, far: np.ndarray) -> np.ndarray:
