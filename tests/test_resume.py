@@ -191,6 +191,8 @@ def test_a_buffer_of_ones_own(tmp_path: Path) -> None:
     # What is asked for by name counts more.
     other = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd, replay_buffer_kwargs=dict(alpha=0.3, beta=0.9))
     assert (other.replay_buffer.beta, other.replay_buffer.largest) == (0.9, 31.0)
+    other = CIR.resume(tmp_path, Walk(), replay_buffer_class=Odd, replay_buffer_kwargs=dict(alpha=np.full(3, 0.5)))
+    assert other.replay_buffer.alpha.tolist() == [0.5] * 3
     np.testing.assert_array_equal(found.weights, model.replay_buffer.weights)
 
 

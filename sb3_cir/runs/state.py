@@ -143,8 +143,9 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
             f"replay_buffer_class: the run's had {short(', '.join(manifest.buffers))}, not {', '.join(buffers)} "
             f"({stored.path.name})."
         )
+    asked = _asked_of_buffer(model, manifest)
     for name, buffer in buffers.items():
-        rows.check(buffer, manifest.buffers[name], what)
+        rows.check(buffer, manifest.buffers[name].without(asked), what)
         elsewhere = elsewhere_of(stored.arrays, name)
         if elsewhere != set(getattr(buffer, "volatile", ())):
             raise ValueError(f"The replay buffer's {', '.join(sorted(elsewhere))} changed all the time in {what}.")
@@ -153,6 +154,14 @@ def check(model: OffPolicyAlgorithm, stored: Stored) -> None:
     unknown = {name.split("/")[0] for name in stored.arrays} - known
     if unknown:
         raise ValueError(f"{stored.path}: nothing here has a {short(sorted(unknown))}.")
+
+
+def _asked_of_buffer(model: OffPolicyAlgorithm, manifest: Checkpoint) -> set[str]:
+    """:return: The replay buffer's arguments that are not as they were: what was asked for counts more than what was saved"""
+    saved = manifest.arguments.get("replay_buffer_kwargs")
+    before: Any = None if saved is None else saved.value
+    given = before if isinstance(before, dict) else {}
+    return {name for name, value in model.replay_buffer_kwargs.items() if not np.array_equal(given.get(name, np.nan), value)}
 
 
 def _check_episode(model: OffPolicyAlgorithm, stored: Stored) -> None:
@@ -191,9 +200,7 @@ def put(model: OffPolicyAlgorithm, stored: Stored) -> None:
     :param stored: What it is to become
     """
     manifest, arrays = stored.manifest, stored.arrays
-    before = manifest.arguments["replay_buffer_kwargs"].value if "replay_buffer_kwargs" in manifest.arguments else None
-    given = before if isinstance(before, dict) else {}
-    asked = {name for name, value in model.replay_buffer_kwargs.items() if given.get(name) != value}
+    asked = _asked_of_buffer(model, manifest)
     for name, buffer in rows.parts_of(model).items():
         saved = manifest.buffers[name].without(asked)
         rows.load(buffer, saved, ((block.first, rows.read_block(stored.path.parent, block)) for block in saved.blocks))
